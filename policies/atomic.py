@@ -1,0 +1,23 @@
+"""atomic: a prompt chunk runs all depths in one submission; prompts and decode rows take turns."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.core.batch import Selection, Stage
+from policies.core.policy import Policy, View
+from policies.core.stages import in_stage_order, oldest_chunk_ranges, prompt_selection
+
+
+@dataclass(frozen=True)
+class Atomic(Policy):
+    """The baseline every engine has. Nothing interrupts a chunk, so a decode row waits for all T depths of it."""
+
+    name: ClassVar[str] = "atomic"
+    splits_prefill: ClassVar[bool] = False
+
+    def select(self, view: View) -> Selection | None:
+        return in_stage_order(view, self._prompt_batch)
+
+    def _prompt_batch(self, view: View) -> Selection | None:
+        ranges = oldest_chunk_ranges(view, Stage.PREFILL, view.limits.max_num_batched_tokens)
+        return prompt_selection(view, ranges, comes_back=False)

@@ -1,0 +1,1 @@
+"""The engine room both worlds share: requests, frontiers, ledgers, the scheduler and its generator loop. Standard library only."""

@@ -1,0 +1,60 @@
+"""The waiting queue: who is let in next, who may overtake whom.
+
+Requests wait in a heap under a total order; a scan looks at the first few only, so its cost does not grow with the queue. A
+request that does not fit may be overtaken, at most `max_bypasses` times; then it blocks everyone behind it until it fits.
+"""
+
+import heapq
+from collections.abc import Callable
+
+from policies.core.request import Request
+
+
+class AdmissionQueue:
+    """Waiting requests in order of (arrival, id), or (priority, arrival, id) under priority admission."""
+
+    def __init__(self, order: str, scan_limit: int, max_bypasses: int) -> None:
+        self._by_priority = order == "priority"
+        self._scan_limit = scan_limit
+        self._max_bypasses = max_bypasses
+        self._heap: list[tuple[int, int, int, Request]] = []
+        self._bypasses: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, request: Request) -> None:
+        rank = request.priority if self._by_priority else 0
+        heapq.heappush(self._heap, (rank, request.arrival_ns, request.request_id, request))
+
+    def pop_admissible(self, fits: Callable[[Request], bool]) -> Request | None:
+        """Remove and return the first request that fits and may go, or None.
+
+        Scans at most `scan_limit` entries. Every entry before the one returned is bypassed once; an entry bypassed
+        `max_bypasses` times ends the scan. With a limit of 2 and a head that never fits, the third request behind it waits.
+        """
+        if not self._heap:
+            return None
+        if fits(self._heap[0][3]):
+            request = heapq.heappop(self._heap)[3]
+            self._bypasses.pop(request.request_id, None)
+            return request
+        overtaken = []
+        chosen = None
+        while self._heap and len(overtaken) < self._scan_limit:
+            entry = self._heap[0]
+            request = entry[3]
+            if fits(request):
+                heapq.heappop(self._heap)
+                chosen = request
+                break
+            if self._bypasses.get(request.request_id, 0) >= self._max_bypasses:
+                break
+            overtaken.append(heapq.heappop(self._heap))
+        for entry in overtaken:
+            heapq.heappush(self._heap, entry)
+            if chosen is not None:
+                self._bypasses[entry[2]] = self._bypasses.get(entry[2], 0) + 1
+        if chosen is not None:
+            self._bypasses.pop(chosen.request_id, None)
+        return chosen

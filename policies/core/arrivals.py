@@ -1,0 +1,57 @@
+"""Who arrives when: an open loop from recorded times, or a closed loop that waits for earlier requests to end.
+
+Holds requests in arrival order and hands them out as time passes; reads no clock.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from policies.core.errors import InputError
+from policies.core.request import Request
+
+
+class Arrivals:
+    """Requests in order of (arrival_ns, request_id), optionally at most `concurrency` of them outstanding.
+
+    With `concurrency` a request arrives at its own time or when an earlier one ends, whichever is later: concurrency 1 with all
+    times 0 is a serial client; concurrency 4 at two a second is an open stream with a cap.
+    """
+
+    def __init__(self, requests: Iterable[Request], concurrency: int | None = None) -> None:
+        if concurrency is not None and concurrency < 1:
+            raise InputError(f"workload concurrency: {concurrency}, expected at least 1")
+        self._source: Iterator[Request] = iter(requests)
+        self._next = next(self._source, None)
+        self._free = concurrency
+        self._freed_ns = 0
+        self._last_order = (-1, -1)
+
+    def next_ns(self) -> int | None:
+        """When the next request arrives if nothing ends before; None when that needs an end, or none is left."""
+        if self._next is None or self._free == 0:
+            return None
+        return max(self._next.arrival_ns, self._freed_ns) if self._free is not None else self._next.arrival_ns
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self._next is None
+
+    def pop_until(self, now_ns: int) -> Iterator[Request]:
+        """Requests that have arrived by `now_ns`, in order, each once, with the arrival time they really had."""
+        while (arrival_ns := self.next_ns()) is not None and arrival_ns <= now_ns:
+            request = self._next
+            assert request is not None
+            order = (request.arrival_ns, request.request_id)
+            if order <= self._last_order or request.arrival_ns < 0:
+                raise InputError(f"request {request.request_id} arrives at {request.arrival_ns} ns, expected order after {self._last_order}")
+            self._last_order = order
+            self._next = next(self._source, None)
+            if self._free is not None:
+                self._free -= 1
+            yield request if arrival_ns == request.arrival_ns else replace(request, arrival_ns=arrival_ns)
+
+    def ended(self, now_ns: int) -> None:
+        """A request has ended; under a closed loop its place is free from `now_ns` on."""
+        if self._free is not None:
+            self._free += 1
+            self._freed_ns = now_ns

@@ -1,0 +1,103 @@
+"""A request as a client sends it, and the scheduler's state of one that runs.
+
+`Request` holds only what a client could say. How many tokens it will really produce and where tokens exit is the `Oracle`'s,
+which only backends read. `RequestState` is owned by the scheduler; policies read it and never write it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from policies.core.frontier import PromptProgress
+
+
+class Status(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+
+
+class Phase(StrEnum):
+    """What a running request's next step is, by scheduled (not completed) progress."""
+
+    PROMPT = "prompt"
+    """Prompt tokens remain to be run at some depth."""
+    CODA = "coda"
+    """A final hidden state waits for the LM head."""
+    PRELUDE = "prelude"
+    """A sampled token waits to be embedded."""
+    RECURRENT = "recurrent"
+    """A token is between recurrent depths."""
+    DRAINED = "drained"
+    """Everything is scheduled; the request waits for its last batches to be collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks for: a prompt of `prompt_tokens` tokens and at most `max_tokens` new ones.
+
+    `priority` counts only under priority admission, lower first. `request_id` is unique within a run.
+    """
+
+    request_id: int
+    arrival_ns: int
+    prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+
+    @property
+    def num_kv_positions(self) -> int:
+        """Positions that get K/V: the last sampled token is never fed back."""
+        return self.prompt_tokens + self.max_tokens - 1
+
+
+class Oracle(Protocol):
+    """The future, for backends only: what a recorded or generated workload says will happen."""
+
+    def output_tokens(self, request_id: int) -> int:
+        """Tokens the request really produces, 1 <= output_tokens <= max_tokens."""
+        ...
+
+
+class RequestState:
+    """One running request: its prompt frontiers, its decode position, and what it holds.
+
+    Progress here is *scheduled* progress: the device is a FIFO, so what has been submitted may be built upon. A decoding request
+    walks CODA -> PRELUDE -> RECURRENT (depths 0 .. T-1) -> CODA; `position` is the token it is at: with a prompt of 10 tokens the
+    first CODA is at position 9 and the first PRELUDE embeds position 10.
+    """
+
+    __slots__ = (
+        "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq", "max_tokens", "num_output_tokens", "num_scheduled_outputs",
+        "phase", "position", "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, prompt: PromptProgress, block_groups: tuple[int, ...], ring_id: int) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.arrival_ns = request.arrival_ns
+        self.prompt_tokens = request.prompt_tokens
+        self.max_tokens = request.max_tokens
+        self.priority = request.priority
+        self.prompt = prompt
+        self.block_groups = block_groups
+        self.ring_id = ring_id
+        self.phase = Phase.PROMPT
+        self.depth = 0
+        self.position = 0
+        self.num_scheduled_outputs = 0
+        self.num_output_tokens = 0
+        self.last_seq = -1
+        self.first_scheduled_ns = -1
+        self.is_ended = False
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """The total order among requests that a policy treats alike: (arrival, id)."""
+        return (self.arrival_ns, self.request_id)
+
+    def __repr__(self) -> str:
+        where = self.prompt if self.phase is Phase.PROMPT else f"position {self.position}, depth {self.depth}"
+        return f"request {self.request_id} ({self.phase.value}: {where})"

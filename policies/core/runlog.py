@@ -1,0 +1,113 @@
+"""What a run leaves behind while it runs: one CSV line per batch, streamed, and one record per request, kept.
+
+The batch log is the evidence: every invariant can be checked from it alone. Column names and order are a public contract
+(`docs`: design section 6); columns after `ranges` are ours and may grow. The log formats, it does not compute statistics.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from policies.core.batch import ExecutionBatch
+from policies.core.errors import InvariantError
+from policies.core.events import COMPONENTS, Completion
+from policies.core.request import Request, Status
+
+BATCH_COLUMNS = (
+    "seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "started_ns", "finished_ns", "select_ns", "ranges",
+    "collected_ns", "after_seq", "host_ns", "limit_ns", *(f"{name}_ns" for name in COMPONENTS), "allocated",
+)  # fmt: skip
+REQUEST_COLUMNS = (
+    "request_id", "arrival_ns", "prompt_tokens", "output_tokens", "status", "first_scheduled_ns", "first_token_ns", "finished_ns",
+    "preemptions", "max_tokens", "priority", "reason", "token_ns",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The story of one request. Times are None until they happen; `token_ns` holds the delivery time of every token."""
+
+    request: Request
+    status: Status = Status.WAITING
+    first_scheduled_ns: int | None = None
+    finished_ns: int | None = None
+    preemptions: int = 0
+    reason: str = ""
+    token_ns: "array[int]" = field(default_factory=lambda: array("q"))
+
+    @property
+    def first_token_ns(self) -> int | None:
+        return self.token_ns[0] if self.token_ns else None
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_ns)
+
+
+@dataclass(slots=True)
+class BatchTotals:
+    """Running sums over all batches, so that a summary needs no second pass over the log."""
+
+    num_batches: int = 0
+    recurrent_invocations: int = 0
+    recurrent_rows: int = 0
+    device_ns: int = 0
+    limit_ns: int = 0
+    first_started_ns: int | None = None
+    last_finished_ns: int = 0
+    select_ns: "array[int]" = field(default_factory=lambda: array("q"))
+
+
+class RunLog:
+    """Writes `batches.csv` lines to `batches` as batches complete (None: keeps totals only) and holds the request records."""
+
+    def __init__(self, batches: TextIO | None = None) -> None:
+        self.records: dict[int, RequestRecord] = {}
+        self.totals = BatchTotals()
+        self._batches = batches
+        if batches is not None:
+            batches.write(",".join(BATCH_COLUMNS) + "\n")
+
+    def arrived(self, request: Request) -> RequestRecord:
+        if request.request_id in self.records:
+            raise InvariantError(f"invariant 7: request {request.request_id} arrives twice")
+        record = RequestRecord(request)
+        self.records[request.request_id] = record
+        return record
+
+    def completed(self, batch: ExecutionBatch, completion: Completion) -> None:
+        totals = self.totals
+        totals.num_batches += 1
+        totals.recurrent_invocations += batch.loop_count
+        totals.recurrent_rows += batch.loop_count * batch.rows
+        totals.device_ns += completion.finished_ns - completion.started_ns
+        totals.limit_ns += completion.limit_ns
+        totals.last_finished_ns = completion.finished_ns
+        totals.select_ns.append(completion.select_ns)
+        if totals.first_started_ns is None:
+            totals.first_started_ns = completion.started_ns
+        if self._batches is not None:
+            self._batches.write(batch_line(batch, completion))
+
+
+def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
+    """One line of `batches.csv`. Ranges are `request:stage:depth:start:count`, joined by spaces, in batch order."""
+    ranges = " ".join(["%d:%s:%d:%d:%d" % item[:5] for item in batch.ranges])
+    components = ",".join(map(str, completion.components_ns)) if completion.components_ns else "," * (len(COMPONENTS) - 1)
+    allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in batch.allocations)
+    return (
+        f"{batch.seq},{batch.stage.value},{batch.loop_count},{batch.num_requests},{batch.rows},{batch.formed_ns},{completion.started_ns},"
+        f"{completion.finished_ns},{completion.select_ns},{ranges},{completion.now_ns},{batch.after_seq},{completion.host_ns},"
+        f"{completion.limit_ns},{components},{allocated}\n"
+    )
+
+
+def compress(groups: tuple[int, ...]) -> str:
+    """Block groups in token order as runs: (4, 5, 6, 2) is `4-6+2`."""
+    runs: list[str] = []
+    start = 0
+    for end in range(1, len(groups) + 1):
+        if end == len(groups) or groups[end] != groups[end - 1] + 1:
+            runs.append(str(groups[start]) if end - start == 1 else f"{groups[start]}-{groups[end - 1]}")
+            start = end
+    return "+".join(runs)

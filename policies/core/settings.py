@@ -1,0 +1,41 @@
+"""Scheduler and cache settings, as values. Reading and checking a config file is `policies.config`'s; these carry its result."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Limits and orders of the scheduler.
+
+    `prefill_chunk_size` None means the largest chunk the budget allows, `max_num_batched_tokens`. `decode` refill lets freshly
+    embedded tokens join tokens already looping; no_refill holds a cohort until it drains. `inflight` is how many batches may be
+    submitted before one is collected.
+    """
+
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 1024
+    prefill_chunk_size: int | None = 16
+    decode: Literal["refill", "no_refill"] = "refill"
+    inflight: Literal[1, 2] = 2
+    admission: Literal["fcfs", "priority"] = "fcfs"
+    admission_scan_limit: int = 16
+    max_admission_bypasses: int = 8
+    max_prefill_batches_before_decode: int = 1
+    min_coda_batch_size: int = 1
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.prefill_chunk_size or self.max_num_batched_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The KV pool. `num_blocks` None means: as many as the device's memory holds (a backend fills it in before a run)."""
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    layout: Literal["last_exited", "shared"] = "last_exited"
+    prefix_caching: bool = False
+    allocation: Literal["full", "incremental"] = "full"
+    preemption: Literal["off", "recompute", "swap"] = "off"

@@ -1,0 +1,101 @@
+"""Whether a selection follows from the frontiers as they stand. Pure checks: nothing moves here.
+
+The engine runs this on every proposal of every policy, so a policy cannot corrupt a run, only stop it.
+"""
+
+from collections.abc import Mapping
+
+from policies.core.batch import ScheduledRange, Selection, Stage
+from policies.core.errors import SelectionError
+from policies.core.request import Phase, RequestState
+from policies.core.settings import SchedulerSettings
+
+ALLOWED_STAGES = {stage: (stage,) for stage in Stage} | {Stage.RECURRENT: (Stage.RECURRENT, Stage.PREFILLING_RECURRENT)}
+"""Which range stages a batch of each stage may hold."""
+
+DEPTH_FREE_STAGES = (Stage.PRELUDE, Stage.CODA, Stage.PREFILLING_PRELUDE)
+PHASE_OF_STAGE = {Stage.PRELUDE: Phase.PRELUDE, Stage.RECURRENT: Phase.RECURRENT, Stage.CODA: Phase.CODA}
+
+
+def validate(
+    selection: Selection, running: Mapping[int, RequestState], settings: SchedulerSettings, num_loops: int
+) -> tuple[int, int]:
+    """Return (rows, distinct requests) of a selection that may run, or raise `SelectionError` naming request, range, frontier."""
+    stage, loops = selection.stage, selection.loop_count
+    if not selection.ranges:
+        raise SelectionError(f"a {stage} batch without ranges")
+    if (loops == 0) != (stage in DEPTH_FREE_STAGES) or not 0 <= loops <= num_loops:
+        raise SelectionError(f"loop_count {loops} in a {stage} batch")
+    allowed = ALLOWED_STAGES[stage]
+    depths_run: dict[int, int] = {}
+    rows = decode_rows = 0
+    for item in selection.ranges:
+        state = running.get(item.request_id)
+        if state is None:
+            raise SelectionError(f"{item} names a request that is not running")
+        if item.stage not in allowed:
+            raise SelectionError(f"{item.stage} range of request {item.request_id} in a {stage} batch")
+        phase = PHASE_OF_STAGE.get(item.stage)
+        if phase is None:
+            earlier = depths_run.get(item.request_id, 0)
+            depths_run[item.request_id] = earlier | _check_prompt_range(state, item, loops, earlier, num_loops)
+        else:
+            if item.request_id in depths_run:
+                raise SelectionError(f"request {item.request_id} decodes twice in one batch")
+            depths_run[item.request_id] = 1
+            decode_rows += 1
+            _check_decode_row(state, item, phase, loops, num_loops)
+        rows += item.token_count
+    if rows > settings.max_num_batched_tokens:
+        raise SelectionError(f"invariant 5: {rows} rows in a batch, max_num_batched_tokens is {settings.max_num_batched_tokens}")
+    if len(depths_run) > settings.max_num_seqs:
+        raise SelectionError(f"invariant 5: {len(depths_run)} requests in a batch, max_num_seqs is {settings.max_num_seqs}")
+    if stage is Stage.RECURRENT and decode_rows == 0:
+        raise SelectionError("a RECURRENT batch without decode rows")
+    return rows, len(depths_run)
+
+
+def _check_decode_row(state: RequestState, item: ScheduledRange, phase: Phase, loops: int, num_loops: int) -> None:
+    if (
+        state.phase is not phase
+        or item.token_start != state.position
+        or item.depth != state.depth
+        or item.token_count != 1
+        or item.embeds
+    ):
+        raise SelectionError(f"{item} does not follow from {state}")
+    if item.depth + loops > num_loops:
+        raise SelectionError(f"{item} with loop_count {loops} runs past the last depth, {num_loops - 1}")
+
+
+def _check_prompt_range(state: RequestState, item: ScheduledRange, loops: int, depths_run: int, num_loops: int) -> int:
+    """Return the depths this range runs as a bit mask; `depths_run` is the mask of the request's earlier ranges in the batch."""
+    prompt = state.prompt
+    try:
+        if state.phase is not Phase.PROMPT:
+            raise SelectionError("its prompt is done")
+        if item.token_count < 1:
+            raise SelectionError("it is empty")
+        if item.stage is Stage.PREFILLING_PRELUDE:
+            if item.depth != 0 or not item.embeds:
+                raise SelectionError("staging names depth 0 and embeds")
+            prompt.check_stage(item.token_start, item.token_count)
+            mask = 1
+        else:
+            prompt.check_advance(item.depth, item.token_start, item.token_count, loops, item.embeds)
+            mask = ((1 << loops) - 1) << item.depth
+            if item.stage is Stage.PREFILL and item.depth + loops != num_loops:
+                raise SelectionError(f"PREFILL runs all {num_loops - item.depth} remaining depths, not {loops}")
+        if depths_run & mask:
+            raise SelectionError("one of its depths runs twice in one batch")
+        if item.chunk_start != prompt.chunk_start(item.token_start):
+            raise SelectionError(f"its chunk starts at {prompt.chunk_start(item.token_start)}, not {item.chunk_start}")
+        offset = prompt.hidden_row_offset(item.token_start)
+        if item.prefill_hidden_row_offset != offset:
+            raise SelectionError(f"its hidden row is {offset}, not {item.prefill_hidden_row_offset}")
+    except SelectionError as error:
+        raise SelectionError(
+            f"request {item.request_id}, {item.stage} range [{item.token_start}, {item.token_end}) at depth {item.depth}: {error}; "
+            f"frontiers: {prompt}"
+        ) from None
+    return mask

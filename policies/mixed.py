@@ -1,0 +1,31 @@
+"""mixed: split, and prompt rows and decode rows share a recurrent batch, each at its own depth."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.core.batch import Selection, Stage
+from policies.core.policy import Policy, View
+from policies.core.stages import (
+    decode_batch,
+    mixed_selection,
+    oldest_chunk_ranges,
+    prompt_selection,
+    token_stages,
+)
+
+
+@dataclass(frozen=True)
+class Mixed(Policy):
+    """Decode rows ride along with prompt chunks: one weight read serves both, and nobody takes turns."""
+
+    name: ClassVar[str] = "mixed"
+
+    def select(self, view: View) -> Selection | None:
+        early = token_stages(view)
+        if early is not None:
+            return early
+        max_rows = view.limits.max_num_batched_tokens - len(view.looping)
+        ranges = oldest_chunk_ranges(view, Stage.PREFILLING_RECURRENT, max_rows)
+        if ranges and view.looping:
+            return mixed_selection(view, ranges)
+        return prompt_selection(view, ranges, comes_back=view.has_decode_work) or decode_batch(view)

@@ -1,0 +1,22 @@
+"""split: a prompt chunk returns at every depth while decode work is ready; prompt and decode rows never share a batch."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.core.batch import Selection, Stage
+from policies.core.policy import Policy, View
+from policies.core.stages import in_stage_order, oldest_chunk_ranges, prompt_selection
+
+
+@dataclass(frozen=True)
+class Split(Policy):
+    """A decode row waits for one depth of a chunk and not for four. Without decode work it is atomic."""
+
+    name: ClassVar[str] = "split"
+
+    def select(self, view: View) -> Selection | None:
+        return in_stage_order(view, self._prompt_batch)
+
+    def _prompt_batch(self, view: View) -> Selection | None:
+        ranges = oldest_chunk_ranges(view, Stage.PREFILL, view.limits.max_num_batched_tokens)
+        return prompt_selection(view, ranges, comes_back=view.has_decode_work)

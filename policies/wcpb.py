@@ -1,0 +1,92 @@
+"""wcpb: wavefront chunked prefill batching. Several chunks of one prompt in flight, each at its own depth, in one batch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from policies.core.batch import ScheduledRange, Selection, Stage
+from policies.core.policy import Policy, View, prompt_range
+from policies.core.request import RequestState
+from policies.core.stages import decode_batch, in_stage_order, mixed_selection, prompt_selection, token_stages
+
+
+@dataclass(frozen=True)
+class Wavefront(Policy):
+    """Chunk c may run depth d as soon as it has run d-1 and chunk c-1 has run d, so T chunks of a prompt overlap like a pipeline.
+
+    `mix_decode` puts decode rows into the same batches; False makes them take turns. `fuse_prelude` embeds a chunk in the batch
+    that runs its depth 0; False stages it in a batch of its own first.
+    """
+
+    name: ClassVar[str] = "wcpb"
+    is_wavefront: ClassVar[bool] = True
+
+    mix_decode: bool = True
+    fuse_prelude: bool = True
+
+    def select(self, view: View) -> Selection | None:
+        if not self.mix_decode:
+            return in_stage_order(view, self._prompt_batch)
+        early = token_stages(view)
+        if early is not None:
+            return early
+        if not view.looping:
+            return self._prompt_batch(view)
+        staging = self._staging(view)
+        if staging is not None:
+            return staging
+        ranges = self._wavefront(view, view.limits.max_num_batched_tokens - len(view.looping))
+        return mixed_selection(view, ranges) if ranges else decode_batch(view)
+
+    def _prompt_batch(self, view: View) -> Selection | None:
+        staging = self._staging(view)
+        if staging is not None:
+            return staging
+        ranges = self._wavefront(view, view.limits.max_num_batched_tokens)
+        return prompt_selection(view, ranges, comes_back=view.has_decode_work or self._regroups(view, ranges))
+
+    def _staging(self, view: View) -> Selection | None:
+        """Embed the next chunk of every prompt whose ring has a free slot, when staging is a batch of its own."""
+        if self.fuse_prelude:
+            return None
+        ranges: list[ScheduledRange] = []
+        max_rows = view.limits.max_num_batched_tokens
+        for request in view.prompts:
+            start, end = request.prompt.stageable()
+            end = min(end, start + max_rows)
+            if end > start:
+                ranges.append(prompt_range(request, Stage.PREFILLING_PRELUDE, 0, start, end))
+                max_rows -= end - start
+        return Selection(Stage.PREFILLING_PRELUDE, tuple(ranges), 0) if ranges else None
+
+    def _wavefront(self, view: View, max_rows: int) -> list[ScheduledRange]:
+        """Ready ranges, round-robin over requests, each request's deepest first so that its oldest chunk leaves the ring soonest."""
+        ranges: list[ScheduledRange] = []
+        turns = [self._ready_ranges(request, view.num_loops) for request in view.prompts]
+        while turns and max_rows > 0:
+            still_ready = []
+            for turn in turns:
+                item = next(turn, None)
+                if item is None or max_rows == 0:
+                    continue
+                if item.token_count > max_rows:
+                    item = item._replace(token_count=max_rows)
+                ranges.append(item)
+                max_rows -= item.token_count
+                still_ready.append(turn)
+            turns = still_ready
+        return ranges
+
+    def _ready_ranges(self, request: RequestState, num_loops: int) -> Iterator[ScheduledRange]:
+        for depth in range(num_loops - 1, -1, -1):
+            start, end = request.prompt.ready(depth, self.fuse_prelude)
+            if end > start:
+                yield prompt_range(request, Stage.PREFILLING_RECURRENT, depth, start, end)
+
+    def _regroups(self, view: View, ranges: list[ScheduledRange]) -> bool:
+        """Whether another chunk could join at the next depth: not when every prompt's last tokens are all in this batch."""
+        prompts = {request.request_id: request for request in view.prompts}
+        return len(ranges) < len(prompts) or any(
+            item.token_end < prompts[item.request_id].prompt_tokens or item.token_start > prompts[item.request_id].prompt.num_prefilled_tokens
+            for item in ranges
+        )
