@@ -87,6 +87,7 @@ class Wavefront(Policy):
         """Whether another chunk could join at the next depth: not when every prompt's last tokens are all in this batch."""
         prompts = {request.request_id: request for request in view.prompts}
         return len(ranges) < len(prompts) or any(
-            item.token_end < prompts[item.request_id].prompt_tokens or item.token_start > prompts[item.request_id].prompt.num_prefilled_tokens
+            item.token_end < prompts[item.request_id].prompt_tokens
+            or item.token_start > prompts[item.request_id].prompt.num_prefilled_tokens
             for item in ranges
         )

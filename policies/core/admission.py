@@ -39,7 +39,7 @@ class AdmissionQueue:
             request = heapq.heappop(self._heap)[3]
             self._bypasses.pop(request.request_id, None)
             return request
-        overtaken = []
+        overtaken: list[tuple[int, int, int, Request]] = []
         chosen = None
         while self._heap and len(overtaken) < self._scan_limit:
             entry = self._heap[0]

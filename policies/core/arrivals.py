@@ -43,7 +43,9 @@ class Arrivals:
             assert request is not None
             order = (request.arrival_ns, request.request_id)
             if order <= self._last_order or request.arrival_ns < 0:
-                raise InputError(f"request {request.request_id} arrives at {request.arrival_ns} ns, expected order after {self._last_order}")
+                raise InputError(
+                    f"request {request.request_id} arrives at {request.arrival_ns} ns, expected order after {self._last_order}"
+                )
             self._last_order = order
             self._next = next(self._source, None)
             if self._free is not None:

@@ -81,16 +81,41 @@ class ModelShape:
 
 
 OURO_1_4B = ModelShape(
-    name="ouro-1.4b", vocab_size=49152, hidden_size=2048, intermediate_size=5632, num_layers=24, num_heads=16, num_kv_heads=16,
-    head_dim=128, num_loops=4, max_context_tokens=65536,
+    name="ouro-1.4b",
+    vocab_size=49152,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_layers=24,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=128,
+    num_loops=4,
+    max_context_tokens=65536,
 )
 OURO_2_6B = ModelShape(
-    name="ouro-2.6b", vocab_size=49152, hidden_size=2048, intermediate_size=5632, num_layers=48, num_heads=16, num_kv_heads=16,
-    head_dim=128, num_loops=4, max_context_tokens=65536,
+    name="ouro-2.6b",
+    vocab_size=49152,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_layers=48,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=128,
+    num_loops=4,
+    max_context_tokens=65536,
 )
 OURO_TINY = ModelShape(
-    name="ouro-tiny", vocab_size=512, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4, num_kv_heads=4,
-    head_dim=16, num_loops=4, max_context_tokens=65536, dtype_bytes=4,
+    name="ouro-tiny",
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=176,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    num_loops=4,
+    max_context_tokens=65536,
+    dtype_bytes=4,
 )
 
 SHIPPED_MODELS = {shape.name: shape for shape in (OURO_1_4B, OURO_2_6B, OURO_TINY)}

@@ -112,7 +112,15 @@ class Scheduler:
         self._commit(selection, seq, now_ns)
         self._check_prompts(selection.ranges)
         batch = ExecutionBatch(
-            seq, selection.stage, selection.loop_count, selection.ranges, rows, num_requests, now_ns, self._collected_seq, allocations
+            seq,
+            selection.stage,
+            selection.loop_count,
+            selection.ranges,
+            rows,
+            num_requests,
+            now_ns,
+            self._collected_seq,
+            allocations,
         )
         self._in_flight.append(batch)
         return batch
@@ -127,9 +135,7 @@ class Scheduler:
             if request is None:
                 break
             groups = self.blocks.allocate(request.request_id, request.num_kv_positions)
-            prompt = PromptProgress(
-                request.prompt_tokens, self.settings.chunk_tokens, self.num_loops, self.rings.slots_per_ring
-            )
+            prompt = PromptProgress(request.prompt_tokens, self.settings.chunk_tokens, self.num_loops, self.rings.slots_per_ring)
             state = RequestState(request, prompt, groups, self.rings.allocate())
             self.running[request.request_id] = state
             allocations.append(Allocation(request.request_id, groups, state.ring_id))
@@ -257,5 +263,7 @@ class Scheduler:
         left = len(self.running), len(self.waiting), len(self._in_flight), self.blocks.used_blocks, self.rings.used_slots
         if any(left):
             raise InvariantError(
-                "invariant 7: at the end {} requests are running, {} waiting, {} batches in flight, {} blocks and {} ring slots held".format(*left)
+                "invariant 7: at the end {} requests are running, {} waiting, {} batches in flight, {} blocks and {} ring slots held".format(
+                    *left
+                )
             )
