@@ -60,7 +60,7 @@ class Wavefront(Policy):
         return Selection(Stage.PREFILLING_PRELUDE, tuple(ranges), 0) if ranges else None
 
     def _wavefront(self, view: View, max_rows: int) -> list[ScheduledRange]:
-        """Ready ranges, round-robin over requests, each request's deepest first so that its oldest chunk leaves the ring soonest."""
+        """Ready ranges, round-robin over requests, each request's deepest first: its oldest chunk leaves the ring soonest."""
         ranges: list[ScheduledRange] = []
         turns = [self._ready_ranges(request, view.num_loops) for request in view.prompts]
         while turns and max_rows > 0:

@@ -90,10 +90,10 @@ class Engine:
 
     def _check_end(self) -> None:
         if not self.arrivals.is_exhausted or self.scheduler.has_requests:
-            waiting = [str(item) for item in self.scheduler.running.values()][:8]
+            unfinished = "; ".join(str(item) for item in list(self.scheduler.running.values())[:8])
             raise StuckError(
-                f"invariant 9: nothing runs and nothing arrives at {self.now_ns} ns, but {len(self.scheduler.waiting)} requests wait and "
-                f"{len(self.scheduler.running)} are unfinished: {'; '.join(waiting)}"
+                f"invariant 9: nothing runs and nothing arrives at {self.now_ns} ns, but {len(self.scheduler.waiting)} requests "
+                f"wait and {len(self.scheduler.running)} are unfinished: {unfinished}"
             )
         self.scheduler.check_drained()
         for record in self.log.records.values():

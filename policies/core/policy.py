@@ -83,8 +83,8 @@ class Policy(ABC):
             return
         if cache.layout == "shared":
             raise InputError(
-                f"policy {self.name} cannot run with cache.layout shared: a prompt token needs the final K/V of the tokens before it "
-                "at every depth, so prompts cannot stop between depths; use atomic or last_exited"
+                f"policy {self.name} cannot run with cache.layout shared: a prompt token needs the final K/V of the tokens before "
+                "it at every depth, so prompts cannot stop between depths; use atomic or last_exited"
             )
         if model.atomic_prefill_only:
             raise InputError(f"policy {self.name} cannot run model {model.name}, which needs atomic prefill; use atomic")

@@ -70,8 +70,8 @@ class RequestState:
     """
 
     __slots__ = (
-        "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq", "max_tokens", "num_output_tokens", "num_scheduled_outputs",
-        "phase", "position", "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id",
+        "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq", "max_tokens", "num_output_tokens",
+        "num_scheduled_outputs", "phase", "position", "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id",
     )  # fmt: skip
 
     def __init__(self, request: Request, prompt: PromptProgress, block_groups: tuple[int, ...], ring_id: int) -> None:

@@ -99,8 +99,8 @@ class Scheduler:
             stuck = [request for request in self._order if request.phase is not Phase.DRAINED]
             if stuck:
                 raise StuckError(
-                    f"invariant 9: policy {self.policy.name} formed no batch at {now_ns} ns with ready work of {len(stuck)} requests: "
-                    + "; ".join(str(request) for request in stuck[:8])
+                    f"invariant 9: policy {self.policy.name} formed no batch at {now_ns} ns with ready work of {len(stuck)} "
+                    f"requests: {'; '.join(str(request) for request in stuck[:8])}"
                 )
             return None
         try:
@@ -260,10 +260,12 @@ class Scheduler:
     def check_drained(self) -> None:
         """Raise `InvariantError` unless nothing is running, waiting, in flight or allocated: the state every run must end in."""
         self.check_integrity()
-        left = len(self.running), len(self.waiting), len(self._in_flight), self.blocks.used_blocks, self.rings.used_slots
-        if any(left):
-            raise InvariantError(
-                "invariant 7: at the end {} requests are running, {} waiting, {} batches in flight, {} blocks and {} ring slots held".format(
-                    *left
-                )
-            )
+        left = {
+            "requests running": len(self.running),
+            "requests waiting": len(self.waiting),
+            "batches in flight": len(self._in_flight),
+            "blocks held": self.blocks.used_blocks,
+            "ring slots held": self.rings.used_slots,
+        }
+        if any(left.values()):
+            raise InvariantError(f"invariant 7: the run ended with {', '.join(f'{count} {what}' for what, count in left.items())}")

@@ -1,0 +1,221 @@
+"""A run's configuration: read from YAML, overridden from the command line, checked whole before anything starts.
+
+Turns text into values (`RunConfig`) and every mistake into one `InputError` naming the file, the key and what was expected. The
+`workload` section is handed through as it is: `workloads` knows it.
+"""
+
+import copy
+import dataclasses
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from policies.core.errors import InputError
+from policies.core.policy import Policy
+from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.registry import POLICIES
+
+T = TypeVar("T")
+AVAILABLE_CACHE = {"prefix_caching": False, "allocation": "full", "preemption": "off"}
+SECTIONS = ("model", "device", "policy", "scheduler", "cache", "exit", "workload", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class ExitSettings:
+    """When a decoded token may leave the loop. `fixed` runs every token through all depths."""
+
+    mode: Literal["fixed", "gate", "trace"] = "fixed"
+    min_loops: int = 1
+    max_loops: int | None = None
+    threshold: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """A checked configuration. `resolved` is the same as a plain mapping with all defaults filled in: `config.yaml` of a run."""
+
+    model: str
+    device: str
+    policy: Policy
+    scheduler: SchedulerSettings
+    cache: CacheSettings
+    exit: ExitSettings
+    workload: Mapping[str, Any]
+    seed: int
+    base_dir: Path
+    resolved: Mapping[str, Any] = field(repr=False)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read `path` and apply `a.b=c` overrides (values are YAML). Raises `InputError`."""
+    return parse_config(apply_overrides(read_yaml(path), overrides), path.parent, str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises `InputError` for a missing, unreadable or non-mapping file."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file, expected a YAML configuration") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as text ({error})") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a mapping with keys like {', '.join(SECTIONS)}, found {type(data).__name__}")
+    return data
+
+
+def apply_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`raw` with every `a.b=c` set; `policy=wcpb` is short for `policy.name=wcpb` with no options."""
+    result = copy.deepcopy(dict(raw))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"--set {override}: expected KEY=VALUE, like scheduler.prefill_chunk_size=32")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise InputError(f"--set {override}: the value is not valid YAML") from None
+        set_key(result, key.strip(), value)
+    return result
+
+
+def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set the dotted `key` in nested mappings, making those on the way."""
+    *path, last = key.split(".")
+    node = raw
+    for part in path:
+        if not isinstance(node.get(part), dict):
+            node[part] = {"name": node[part]} if part == "policy" and isinstance(node.get(part), str) else {}
+        node = node[part]
+    node[last] = value
+
+
+def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfig:
+    """Check a whole mapping. `where` names it in errors; relative paths in it are relative to `base_dir`."""
+    check_keys(raw, SECTIONS, where)
+    model = _text(raw.get("model", "ouro-1.4b"), where, "model")
+    device = _text(raw.get("device", "h200"), where, "device")
+    policy = parse_policy(raw.get("policy", "wcpb"), where)
+    scheduler = parse_section(SchedulerSettings, raw.get("scheduler"), where, "scheduler")
+    cache = parse_section(CacheSettings, _spell_off(raw.get("cache"), "preemption"), where, "cache")
+    exit_settings = parse_section(ExitSettings, raw.get("exit"), where, "exit")
+    if exit_settings != ExitSettings():
+        raise InputError(f"{where}: exit: {exit_settings} is not available yet, expected mode: fixed with no other key")
+    _check_scheduler(scheduler, where)
+    _check_cache(cache, where)
+    seed = raw.get("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise InputError(f"{where}: seed: {seed!r}, expected a whole number >= 0")
+    workload = raw.get("workload")
+    if not isinstance(workload, Mapping):
+        raise InputError(f"{where}: workload: expected a mapping with kind: trace, synthetic or preset, found {workload!r}")
+    resolved = {
+        "model": model,
+        "device": device,
+        "policy": {"name": policy.name, **dataclasses.asdict(policy)},  # type: ignore[call-overload]
+        "scheduler": dataclasses.asdict(scheduler),
+        "cache": dataclasses.asdict(cache),
+        "exit": dataclasses.asdict(exit_settings),
+        "workload": copy.deepcopy(dict(workload)),
+        "seed": seed,
+    }
+    return RunConfig(model, device, policy, scheduler, cache, exit_settings, workload, seed, base_dir, resolved)
+
+
+def parse_policy(raw: object, where: str) -> Policy:
+    """A policy from its name, or from a mapping with `name` and its options."""
+    if isinstance(raw, str):
+        raw = {"name": raw}
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("name"), str):
+        raise InputError(f"{where}: policy: {raw!r}, expected a name or a mapping with name: {', '.join(POLICIES)}")
+    name = raw["name"]
+    if name not in POLICIES:
+        raise InputError(f"{where}: policy.name: unknown policy {name!r}{nearest(name, POLICIES)}")
+    options = {key: value for key, value in raw.items() if key != "name"}
+    return parse_section(POLICIES[name], options, where, "policy")
+
+
+def parse_section(kind: type[T], raw: object, where: str, section: str) -> T:
+    """An instance of the dataclass `kind` from a mapping; unknown keys, wrong types and NaN are refused."""
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, Mapping):
+        raise InputError(f"{where}: {section}: {raw!r}, expected a mapping")
+    names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    check_keys(raw, names, where, section)
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(dict(raw), default=str), strict=True)
+    except ValidationError as error:
+        raise InputError(f"{where}: {first_problem(error, section)}") from None
+
+
+def first_problem(error: ValidationError, section: str) -> str:
+    """The first of pydantic's findings as `section.key: value, what was expected`."""
+    problem = error.errors(include_url=False)[0]
+    key = ".".join([section, *(str(part) for part in problem["loc"])])
+    message = problem["msg"]
+    return f"{key}: {problem['input']!r}, {message[0].lower()}{message[1:]}"
+
+
+def check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str, section: str = "") -> None:
+    """Raise `InputError` for the first key that is not known, with the nearest one that is."""
+    for key in raw:
+        if key not in known:
+            name = f"{section}.{key}" if section else str(key)
+            raise InputError(f"{where}: unknown key {name!r}{nearest(str(key), known)}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?` and the list of valid names, to end an error sentence."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f", expected {'one of ' + ', '.join(known) if known else 'none'}{hint}"
+
+
+def _spell_off(raw: object, key: str) -> object:
+    """YAML 1.1 reads an unquoted `off` as False; put the word back."""
+    return {**raw, key: "off"} if isinstance(raw, Mapping) and raw.get(key) is False else raw
+
+
+def _text(value: object, where: str, key: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{where}: {key}: {value!r}, expected a name or a path")
+    return value
+
+
+def _check_scheduler(scheduler: SchedulerSettings, where: str) -> None:
+    positive = ("max_num_seqs", "max_num_batched_tokens", "admission_scan_limit", "max_prefill_batches_before_decode")
+    for name in (*positive, "min_coda_batch_size"):
+        _at_least(getattr(scheduler, name), 1, where, f"scheduler.{name}")
+    _at_least(scheduler.max_admission_bypasses, 0, where, "scheduler.max_admission_bypasses")
+    if scheduler.prefill_chunk_size is not None:
+        _at_least(scheduler.prefill_chunk_size, 1, where, "scheduler.prefill_chunk_size")
+        if scheduler.prefill_chunk_size > scheduler.max_num_batched_tokens:
+            raise InputError(
+                f"{where}: scheduler.prefill_chunk_size: {scheduler.prefill_chunk_size} is larger than the batch budget "
+                f"max_num_batched_tokens, {scheduler.max_num_batched_tokens}"
+            )
+
+
+def _check_cache(cache: CacheSettings, where: str) -> None:
+    _at_least(cache.block_size, 1, where, "cache.block_size")
+    if cache.num_blocks is not None:
+        _at_least(cache.num_blocks, 1, where, "cache.num_blocks")
+    for name, available in AVAILABLE_CACHE.items():
+        value = getattr(cache, name)
+        if value != available:
+            raise InputError(f"{where}: cache.{name}: {value} is not available yet, expected {available}")
+
+
+def _at_least(value: int, least: int, where: str, key: str) -> None:
+    if value < least:
+        raise InputError(f"{where}: {key}: {value}, expected at least {least}")
