@@ -1,10 +1,11 @@
 """The physical limit of a batch: the time below which no implementation can run it on a given device.
 
-Bytes over bandwidth and FLOPs over peak, whichever is larger, for the linear layers, attention and the LM head in turn. Shared by
-the simulator (which predicts) and the executor (which measures), so that `limit_fraction` means the same thing in both.
+Bytes over bandwidth or FLOPs over peak, whichever is larger, for the linear layers, attention, LM head and embedding in turn. Shared
+by the simulator (which predicts) and the executor (which measures), so that `limit_fraction` means the same thing in both.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.core.batch import ExecutionBatch, Stage
 from policies.core.model import ModelShape
@@ -20,19 +21,59 @@ class DeviceFacts:
     memory_bytes: int
     source: str
 
+    def kv_blocks(self, model: ModelShape, block_size: int, memory_fraction: float = 0.9) -> int:
+        """KV blocks (one depth plane each) that fit beside the weights in `memory_fraction` of the memory."""
+        block_bytes = block_size * model.kv_bytes_per_token_and_depth
+        return max(0, int(self.memory_bytes * memory_fraction - model.total_weight_bytes) // block_bytes)
 
-def batch_limit_ns(batch: ExecutionBatch, model: ModelShape, device: DeviceFacts) -> float:
-    """Nanoseconds below which `batch` cannot run on `device`.
 
-    A decode batch of 8 rows over 1,024 tokens of context on an H200 (4.22 TB/s): 2.466 GB of weights take 0.584 ms and
+class Parts(NamedTuple):
+    """Nanoseconds of one batch by component, all of its invocations together."""
+
+    embed: float
+    linear: float
+    attention: float
+    lm_head: float
+
+
+class Roofline:
+    """Limits of batches of one model on one device.
+
+    A decode batch of 8 rows over 1,024 tokens of context each on an H200 (4.22 TB/s): 2.466 GB of weights take 0.584 ms and
     8 x 1,024 x 196,608 B of KV take 0.382 ms, so 0.97 ms.
     """
-    bandwidth, peak = device.bandwidth_bytes_per_s, device.peak_flops_per_s
-    if batch.stage is Stage.CODA:
-        return 1e9 * max(model.lm_head_bytes / bandwidth, batch.rows * model.lm_head_flops_per_row / peak)
-    if batch.loop_count == 0:
-        return 1e9 * 2 * batch.rows * model.hidden_bytes_per_row / bandwidth
-    linear = max(model.recurrent_weight_bytes / bandwidth, batch.rows * model.linear_flops_per_row / peak)
-    kv_tokens, pairs = batch.attention_work()
-    attention = max(kv_tokens * model.kv_bytes_per_token_and_depth / bandwidth, pairs * model.attention_flops_per_pair / peak)
-    return 1e9 * batch.loop_count * (linear + attention)
+
+    def __init__(self, model: ModelShape, device: DeviceFacts) -> None:
+        self.model = model
+        self.device = device
+        self._ns_per_byte = 1e9 / device.bandwidth_bytes_per_s
+        self._ns_per_flop = 1e9 / device.peak_flops_per_s
+        self._weights_ns = model.recurrent_weight_bytes * self._ns_per_byte
+        self._row_ns = model.linear_flops_per_row * self._ns_per_flop
+        self._kv_token_ns = model.kv_bytes_per_token_and_depth * self._ns_per_byte
+        self._pair_ns = model.attention_flops_per_pair * self._ns_per_flop
+
+    def linear_ns(self, rows: int) -> float:
+        """Linear layers of one invocation: all weights once, or the arithmetic of `rows` rows."""
+        return max(self._weights_ns, rows * self._row_ns)
+
+    def attention_ns(self, kv_tokens: int, pairs: int) -> float:
+        """Attention of one invocation: each segment's K/V once, or the arithmetic of its (query, key) pairs."""
+        return max(kv_tokens * self._kv_token_ns, pairs * self._pair_ns)
+
+    def lm_head_ns(self, rows: int) -> float:
+        return max(self.model.lm_head_bytes * self._ns_per_byte, rows * self.model.lm_head_flops_per_row * self._ns_per_flop)
+
+    def embed_ns(self, rows: int) -> float:
+        """Read `rows` embedding rows and write them once."""
+        return 2 * rows * self.model.hidden_bytes_per_row * self._ns_per_byte
+
+    def parts(self, batch: ExecutionBatch) -> Parts:
+        """The limit of `batch` by component; its sum is the batch's limit."""
+        if batch.stage is Stage.CODA:
+            return Parts(0.0, 0.0, 0.0, self.lm_head_ns(batch.rows))
+        if batch.loop_count == 0:
+            return Parts(self.embed_ns(batch.rows), 0.0, 0.0, 0.0)
+        kv_tokens, pairs = batch.attention_work()
+        loops = batch.loop_count
+        return Parts(0.0, loops * self.linear_ns(batch.rows), loops * self.attention_ns(kv_tokens, pairs), 0.0)

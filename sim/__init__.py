@@ -1,0 +1,1 @@
+"""The simulated world: a SimPy device, latency models, sweeps. Never imports torch."""

@@ -1,0 +1,172 @@
+"""The shipped latency models: a measured table, the seeds' two-parameter cost, and the bare roofline.
+
+Numbers live in `sim/devices/*.yaml` beside their provenance; this file knows only how they combine.
+"""
+
+import bisect
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from policies.core.batch import ExecutionBatch, Stage
+from policies.core.errors import InputError
+from policies.core.limit import DeviceFacts, Roofline
+from policies.core.model import SHIPPED_MODELS, ModelShape
+from sim.latency import LatencyModel, Prediction
+
+DEVICES = Path(__file__).parent / "devices"
+ASSUMED_SELECT_US = (15.0, 1.0)
+ASSUMED_HOST_US = (45.0, 1.5)
+ASSUMED_COLLECT_US = 10.0
+"""Host time per batch and per range where nothing was measured: assumptions, the same as in `h200.yaml`."""
+
+
+class HostTimes:
+    """Host time of a batch as a fixed part and a part per range, nanoseconds."""
+
+    def __init__(self, select_us: tuple[float, float], host_us: tuple[float, float]) -> None:
+        self._select = tuple(1e3 * value for value in select_us)
+        self._host = tuple(1e3 * value for value in host_us)
+
+    def of(self, num_ranges: int) -> tuple[int, int]:
+        """(select_ns, host_ns) of a batch with `num_ranges` ranges."""
+        return int(self._select[0] + self._select[1] * num_ranges), int(self._host[0] + self._host[1] * num_ranges)
+
+
+class TableModel(LatencyModel):
+    """Linear layers interpolated in a measured table, attention at a fraction of its limit, small kernels and host assumed."""
+
+    def __init__(self, name: str, model: ModelShape, facts: DeviceFacts, data: Mapping[str, Any]) -> None:
+        assumed = data["assumed"]
+        super().__init__(name, model, facts, f"{name}: analytic; linear layers {facts.source}, the rest assumed", 0)
+        self.collect_ns = int(1e3 * assumed["collect_us"])
+        measured_for = SHIPPED_MODELS[data["measured_for"]]
+        scale = 1e6 * model.recurrent_weight_bytes / measured_for.recurrent_weight_bytes
+        self._rows = list(data["linear_ms"])
+        self._linear_ns = [scale * value for value in data["linear_ms"].values()]
+        self._lm_head_ns = 1e6 * data["lm_head_ms"] * model.lm_head_bytes / measured_for.lm_head_bytes
+        self._attention_fraction = assumed["attention_fraction_of_limit"]
+        self._small_ns = int(1e3 * assumed["small_kernel_us"])
+        self._small_per_loop_ns = int(1e3 * assumed["small_kernel_us"] * assumed["small_kernels_per_layer"] * model.num_layers)
+        self._roofline = Roofline(model, facts)
+        self._host = HostTimes(_pair(assumed["select_us"]), _pair(assumed["host_us"]))
+        self._linear_by_rows: dict[int, float] = {}
+
+    def linear_ns(self, rows: int) -> float:
+        """Linear layers of one invocation by rows: linear between measured points, the last slope beyond them."""
+        known = self._linear_by_rows.get(rows)
+        if known is not None:
+            return known
+        if rows > self._rows[-1]:
+            warnings.warn(f"{self.name}: {rows} rows is beyond the measured {self._rows[-1]}; extrapolated", stacklevel=2)
+        at = min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
+        low, high = self._rows[at - 1], self._rows[at]
+        low_ns, high_ns = self._linear_ns[at - 1], self._linear_ns[at]
+        result = low_ns + (high_ns - low_ns) * (rows - low) / (high - low)
+        self._linear_by_rows[rows] = result
+        return result
+
+    def predict(self, batch: ExecutionBatch) -> Prediction:
+        select_ns, host_ns = self._host.of(len(batch.ranges))
+        rows, loops, roofline = batch.rows, batch.loop_count, self._roofline
+        if loops:
+            kv_tokens, pairs = batch.attention_work()
+            attention = roofline.attention_ns(kv_tokens, pairs)
+            limit = loops * (roofline.linear_ns(rows) + attention)
+            device = (
+                0,
+                int(loops * self.linear_ns(rows)),
+                int(loops * attention / self._attention_fraction),
+                0,
+                0,
+                loops * self._small_per_loop_ns,
+            )
+        elif batch.stage is Stage.CODA:
+            limit = roofline.lm_head_ns(rows)
+            device = (0, 0, 0, int(max(self._lm_head_ns, limit)), 0, self._small_ns)
+        else:
+            limit = roofline.embed_ns(rows)
+            device = (int(limit), 0, 0, 0, 0, self._small_ns)
+        return Prediction(device, int(limit), select_ns, host_ns)
+
+
+class SeedModel(LatencyModel):
+    """The seeds' cost: `invocation_ms` per recurrent invocation plus a row cost linear in context; nothing else takes time.
+
+    Published figures obey tok/s = (rows / 4) / (a + rows x b) with a = 25 ms; b grows with context. The host's share is inside a.
+    """
+
+    def __init__(self, name: str, model: ModelShape, facts: DeviceFacts, data: Mapping[str, Any]) -> None:
+        super().__init__(name, model, facts, f"{name}: two-parameter fit of published figures", 0)
+        self._invocation_ns = 1e6 * data["invocation_ms"]
+        self._row_ns = 1e6 * data["row_ms"]
+        self._pair_ns = 1e6 * data["row_ms_per_context_token"]
+        self._roofline = Roofline(model, facts)
+
+    def predict(self, batch: ExecutionBatch) -> Prediction:
+        limit = int(sum(self._roofline.parts(batch)))
+        loops = batch.loop_count
+        if not loops:
+            return Prediction((0, 0, 0, 0, 0, 0), limit, 0, 0)
+        _, pairs = batch.attention_work()
+        device = (
+            0,
+            int(loops * batch.rows * self._row_ns),
+            int(loops * pairs * self._pair_ns),
+            0,
+            0,
+            int(loops * self._invocation_ns),
+        )
+        return Prediction(device, limit, 0, 0)
+
+
+class RooflineModel(LatencyModel):
+    """Every batch at its physical limit on a datasheet device; host times assumed."""
+
+    def __init__(self, name: str, model: ModelShape, facts: DeviceFacts) -> None:
+        provenance = f"{name}: every batch at its limit, {facts.source}; host times assumed"
+        super().__init__(name, model, facts, provenance, int(1e3 * ASSUMED_COLLECT_US))
+        self._roofline = Roofline(model, facts)
+        self._host = HostTimes(ASSUMED_SELECT_US, ASSUMED_HOST_US)
+
+    def predict(self, batch: ExecutionBatch) -> Prediction:
+        parts = self._roofline.parts(batch)
+        select_ns, host_ns = self._host.of(len(batch.ranges))
+        device = (int(parts.embed), int(parts.linear), int(parts.attention), int(parts.lm_head), 0, 0)
+        return Prediction(device, sum(device), select_ns, host_ns)
+
+
+def load_device(name: str, model: ModelShape) -> LatencyModel:
+    """The latency model called `name` for `model`: `h200`, `a100-seed`, or `roofline:<card>`. Raises `InputError`."""
+    if name.startswith("roofline:"):
+        cards = _read("roofline")
+        card = name.removeprefix("roofline:")
+        if card not in cards:
+            raise InputError(f"device: unknown card {card!r} in {name!r}, expected one of {', '.join(cards)}")
+        return RooflineModel(name, model, _facts(card, {"source": "datasheet", **cards[card]}))
+    if name not in MODELS:
+        shipped = ", ".join([*MODELS, "roofline:<card>"])
+        raise InputError(f"device: unknown device {name!r}, expected one of {shipped}")
+    data = _read(name)
+    return MODELS[name](name, model, _facts(name, data["facts"]), data)
+
+
+MODELS: dict[str, type[TableModel] | type[SeedModel]] = {"h200": TableModel, "a100-seed": SeedModel}
+
+
+def _read(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load((DEVICES / f"{name}.yaml").read_text(encoding="utf-8"))
+    return data
+
+
+def _facts(name: str, data: Mapping[str, Any]) -> DeviceFacts:
+    return DeviceFacts(
+        name, 1e12 * data["bandwidth_tb_per_s"], 1e12 * data["peak_tflop_per_s"], int(1e9 * data["memory_gb"]), data["source"]
+    )
+
+
+def _pair(data: Mapping[str, float]) -> tuple[float, float]:
+    return data["batch"], data["range"]
