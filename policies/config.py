@@ -17,13 +17,15 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from policies.core.errors import InputError
+from policies.core.hf_config import shape_from_hf_config
+from policies.core.model import SHIPPED_MODELS, ModelShape
 from policies.core.policy import Policy
 from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
 
 T = TypeVar("T")
 AVAILABLE_CACHE = {"prefix_caching": False, "allocation": "full", "preemption": "off"}
-SECTIONS = ("model", "device", "policy", "scheduler", "cache", "exit", "workload", "seed")
+SECTIONS = ("model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,15 @@ class ExitSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How the executor turns logits into a token: greedy at temperature 0. `top_k` 0 and `top_p` 1 keep every token."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class RunConfig:
     """A checked configuration. `resolved` is the same as a plain mapping with all defaults filled in: `config.yaml` of a run."""
 
@@ -47,9 +58,17 @@ class RunConfig:
     cache: CacheSettings
     exit: ExitSettings
     workload: Mapping[str, Any]
+    sampling: SamplingSettings
     seed: int
     base_dir: Path
+    where: str
     resolved: Mapping[str, Any] = field(repr=False)
+
+    def with_blocks(self, num_blocks: int) -> "RunConfig":
+        """The same with the KV pool's size filled in."""
+        cache = dataclasses.replace(self.cache, num_blocks=num_blocks)
+        resolved = {**self.resolved, "cache": dataclasses.asdict(cache)}
+        return dataclasses.replace(self, cache=cache, resolved=resolved)
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -109,6 +128,9 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     exit_settings = parse_section(ExitSettings, raw.get("exit"), where, "exit")
     if exit_settings != ExitSettings():
         raise InputError(f"{where}: exit: {exit_settings} is not available yet, expected mode: fixed with no other key")
+    sampling = parse_section(SamplingSettings, raw.get("sampling"), where, "sampling")
+    if sampling.temperature < 0 or sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
+        raise InputError(f"{where}: sampling: {sampling}, expected temperature >= 0, top_k >= 0 and 0 < top_p <= 1")
     _check_scheduler(scheduler, where)
     _check_cache(cache, where)
     seed = raw.get("seed", 0)
@@ -117,6 +139,10 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     workload = raw.get("workload")
     if not isinstance(workload, Mapping):
         raise InputError(f"{where}: workload: expected a mapping with kind: trace, synthetic or preset, found {workload!r}")
+    workload = dict(workload)
+    for key in ("path", "dataset"):
+        if isinstance(workload.get(key), str):
+            workload[key] = str(locate(workload[key], base_dir))
     resolved = {
         "model": model,
         "device": device,
@@ -124,10 +150,11 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
         "scheduler": dataclasses.asdict(scheduler),
         "cache": dataclasses.asdict(cache),
         "exit": dataclasses.asdict(exit_settings),
-        "workload": copy.deepcopy(dict(workload)),
+        "workload": copy.deepcopy(workload),
+        "sampling": dataclasses.asdict(sampling),
         "seed": seed,
     }
-    return RunConfig(model, device, policy, scheduler, cache, exit_settings, workload, seed, base_dir, resolved)
+    return RunConfig(model, device, policy, scheduler, cache, exit_settings, workload, sampling, seed, base_dir, where, resolved)
 
 
 def parse_policy(raw: object, where: str) -> Policy:
@@ -179,6 +206,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return f", expected {'one of ' + ', '.join(known) if known else 'none'}{hint}"
+
+
+def model_shape(config: RunConfig) -> ModelShape:
+    """The shape that `model` names: a shipped one, or a Hugging Face `config.json` or checkpoint folder. Raises `InputError`."""
+    shipped = SHIPPED_MODELS.get(config.model)
+    if shipped is not None:
+        return shipped
+    path = locate(config.model, config.base_dir)
+    if not path.exists():
+        known = nearest(config.model, SHIPPED_MODELS)
+        raise InputError(f"model: unknown model {config.model!r}{known} or the path of a Hugging Face config.json")
+    return shape_from_hf_config(path)
+
+
+def locate(name: str, base_dir: Path) -> Path:
+    """A relative path is looked up beside the config file first, then in the current directory."""
+    beside = base_dir / name
+    return beside if beside.exists() or not Path(name).exists() else Path(name)
 
 
 def _spell_off(raw: object, key: str) -> object:

@@ -6,14 +6,14 @@ hides behind the device's. Simulated time is integer nanoseconds throughout.
 
 from collections import deque
 from collections.abc import Generator
-from dataclasses import replace
 from typing import Any
 
 import simpy
 
-from policies.core.batch import ExecutionBatch, Stage
+from policies.core.batch import ExecutionBatch
 from policies.core.engine import Engine
 from policies.core.events import Completion, Event, Submit, Tick
+from policies.core.oracle import last_tokens
 from policies.core.request import Oracle
 from sim.latency import LatencyModel, Prediction
 
@@ -29,7 +29,7 @@ class SimBackend:
         self._oracle = oracle
         self._env = simpy.Environment()
         self._queue: deque[tuple[ExecutionBatch, Prediction]] = deque()
-        self._done: deque[Completion] = deque()
+        self._done: deque[tuple[ExecutionBatch, Prediction, int, int]] = deque()
         self._device_idle: simpy.Event | None = None
         self._host_waits: simpy.Event | None = None
         self._alarm: tuple[int, simpy.Event] | None = None
@@ -62,21 +62,35 @@ class SimBackend:
         if self._device_idle is not None:
             self._device_idle.succeed()
             self._device_idle = None
-        return Tick(self._env.now)
+        return Tick(int(self._env.now))
 
     def _wait(self, until_ns: int | None) -> Generator[simpy.Event, Any, Event]:
         """The next completion, or the time once `until_ns` has come: a completion at that very time comes after it."""
         env = self._env
         while True:
-            if self._done and (until_ns is None or self._done[0].finished_ns < until_ns):
+            if self._done and (until_ns is None or self._done[0][3] < until_ns):
                 if self._latency.collect_ns:
                     yield env.timeout(self._latency.collect_ns)
-                return replace(self._done.popleft(), now_ns=env.now)
+                return self._collect()
             if until_ns is not None and env.now >= until_ns:
-                return Tick(env.now)
+                return Tick(int(env.now))
             self._host_waits = env.event()
             yield self._host_waits if until_ns is None else self._host_waits | self._alarm_at(until_ns)
             self._host_waits = None
+
+    def _collect(self) -> Completion:
+        batch, prediction, started_ns, finished_ns = self._done.popleft()
+        return Completion(
+            batch.seq,
+            int(self._env.now),
+            started_ns,
+            finished_ns,
+            last_tokens(batch, self._engine.log.records, self._oracle),
+            prediction.select_ns,
+            prediction.host_ns,
+            prediction.limit_ns,
+            prediction.components_ns,
+        )
 
     def _alarm_at(self, until_ns: int) -> simpy.Event:
         """A timeout at `until_ns`, made once however often the host waits for the same arrival."""
@@ -91,27 +105,11 @@ class SimBackend:
                 self._device_idle = env.event()
                 yield self._device_idle
             batch, prediction = self._queue.popleft()
-            started_ns = env.now
+            started_ns = int(env.now)
             device_ns = prediction.device_ns
             if device_ns:
                 yield env.timeout(device_ns)
-            self._done.append(
-                Completion(
-                    batch.seq, env.now, started_ns, env.now, self._stops(batch), prediction.select_ns, prediction.host_ns,
-                    prediction.limit_ns, prediction.components_ns,
-                )  # fmt: skip
-            )
+            self._done.append((batch, prediction, started_ns, int(env.now)))
             if self._host_waits is not None:
                 self._host_waits.succeed()
                 self._host_waits = None
-
-    def _stops(self, batch: ExecutionBatch) -> frozenset[int]:
-        """Requests whose token made by this batch is their last: position p of a prompt of P tokens makes token p - P + 2."""
-        if batch.stage is not Stage.CODA:
-            return frozenset()
-        requests = self._engine.log.records
-        return frozenset(
-            item.request_id
-            for item in batch.ranges
-            if item.token_start - requests[item.request_id].request.prompt_tokens + 2 >= self._oracle.output_tokens(item.request_id)
-        )

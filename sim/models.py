@@ -15,6 +15,7 @@ from policies.core.batch import ExecutionBatch, Stage
 from policies.core.errors import InputError
 from policies.core.limit import DeviceFacts, Roofline
 from policies.core.model import SHIPPED_MODELS, ModelShape
+from policies.devices import device_facts
 from sim.latency import LatencyModel, Prediction
 
 DEVICES = Path(__file__).parent / "devices"
@@ -65,7 +66,7 @@ class TableModel(LatencyModel):
         at = min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
         low, high = self._rows[at - 1], self._rows[at]
         low_ns, high_ns = self._linear_ns[at - 1], self._linear_ns[at]
-        result = low_ns + (high_ns - low_ns) * (rows - low) / (high - low)
+        result: float = low_ns + (high_ns - low_ns) * (rows - low) / (high - low)
         self._linear_by_rows[rows] = result
         return result
 
@@ -142,30 +143,14 @@ class RooflineModel(LatencyModel):
 def load_device(name: str, model: ModelShape) -> LatencyModel:
     """The latency model called `name` for `model`: `h200`, `a100-seed`, or `roofline:<card>`. Raises `InputError`."""
     if name.startswith("roofline:"):
-        cards = _read("roofline")
-        card = name.removeprefix("roofline:")
-        if card not in cards:
-            raise InputError(f"device: unknown card {card!r} in {name!r}, expected one of {', '.join(cards)}")
-        return RooflineModel(name, model, _facts(card, {"source": "datasheet", **cards[card]}))
+        return RooflineModel(name, model, device_facts(name.removeprefix("roofline:")))
     if name not in MODELS:
-        shipped = ", ".join([*MODELS, "roofline:<card>"])
-        raise InputError(f"device: unknown device {name!r}, expected one of {shipped}")
-    data = _read(name)
-    return MODELS[name](name, model, _facts(name, data["facts"]), data)
+        raise InputError(f"device: unknown device {name!r}, expected one of {', '.join(MODELS)} or roofline:<card>")
+    data: dict[str, Any] = yaml.safe_load((DEVICES / f"{name}.yaml").read_text(encoding="utf-8"))
+    return MODELS[name](name, model, device_facts(data["facts"]), data)
 
 
 MODELS: dict[str, type[TableModel] | type[SeedModel]] = {"h200": TableModel, "a100-seed": SeedModel}
-
-
-def _read(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = yaml.safe_load((DEVICES / f"{name}.yaml").read_text(encoding="utf-8"))
-    return data
-
-
-def _facts(name: str, data: Mapping[str, Any]) -> DeviceFacts:
-    return DeviceFacts(
-        name, 1e12 * data["bandwidth_tb_per_s"], 1e12 * data["peak_tflop_per_s"], int(1e9 * data["memory_gb"]), data["source"]
-    )
 
 
 def _pair(data: Mapping[str, float]) -> tuple[float, float]:

@@ -99,6 +99,14 @@ class PromptProgress:
             return start, start
         return start, min(available, self.chunk_end(start))
 
+    def deepest_ready(self) -> tuple[int, int, int]:
+        """(depth, start, end) of the ready range nearest to the prompt's end of the loop; start == end when none is ready."""
+        frontiers = self.prefill_depth_ranges
+        for depth in range(self.num_loops - 1, 0, -1):
+            if frontiers[depth] < frontiers[depth - 1]:
+                return depth, *self.ready(depth)
+        return 0, *self.ready(0)
+
     def stageable(self) -> tuple[int, int]:
         """The range that may be staged (embedded into the ring) now, within one chunk; empty when start == end."""
         start = self.num_preluded_tokens
@@ -150,13 +158,9 @@ class PromptProgress:
             self.prefill_depth_ranges[at] += count
 
     def is_ordered(self) -> bool:
-        """Invariants 1 and 3: staged >= f[0] >= ... >= f[T-1], and no more resident chunks than the ring has slots."""
-        previous = self.num_preluded_tokens
-        for frontier in self.prefill_depth_ranges:
-            if frontier > previous:
-                return False
-            previous = frontier
-        return self.num_resident_chunks <= self.resident_chunks
+        """Invariant 1: staged >= f[0] >= ... >= f[T-1]."""
+        frontiers = self.prefill_depth_ranges
+        return frontiers[0] <= self.num_preluded_tokens and frontiers == sorted(frontiers, reverse=True)
 
     def __repr__(self) -> str:
         return f"staged {self.num_preluded_tokens}, depths {self.prefill_depth_ranges} of {self.prompt_tokens}"

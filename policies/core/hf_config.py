@@ -74,7 +74,9 @@ class _Reader:
         expect("model_type", ("ouro",), "ouro")
         expect("rope_scaling", (None,), None)
         if self._rope_parameters().get("rope_type", "default") != "default":
-            raise self._wrong("rope_parameters", self.values["rope_parameters"], "rope_type default (RoPE scaling is not supported)")
+            raise self._wrong(
+                "rope_parameters", self.values["rope_parameters"], "rope_type default (RoPE scaling is not supported)"
+            )
         expect("use_sliding_window", (False, None), False)
         layer_types = self.values.get("layer_types") or []
         if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):

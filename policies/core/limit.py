@@ -1,7 +1,7 @@
 """The physical limit of a batch: the time below which no implementation can run it on a given device.
 
-Bytes over bandwidth or FLOPs over peak, whichever is larger, for the linear layers, attention, LM head and embedding in turn. Shared
-by the simulator (which predicts) and the executor (which measures), so that `limit_fraction` means the same thing in both.
+Bytes over bandwidth or FLOPs over peak, whichever is larger, for the linear layers, attention, LM head and embedding in turn.
+Shared by the simulator (which predicts) and the executor (which measures), so that `limit_fraction` means the same thing in both.
 """
 
 from dataclasses import dataclass

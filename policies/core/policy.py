@@ -73,6 +73,10 @@ class Policy(ABC):
     is_wavefront: ClassVar[bool] = False
     """Whether a request may have one chunk in flight per depth, and so needs a hidden ring of that many slots."""
 
+    def resident_chunks(self, num_loops: int) -> int:
+        """Chunks of one prompt that may be between their first staging and their last depth: slots of a hidden ring."""
+        return num_loops if self.is_wavefront else 1
+
     @abstractmethod
     def select(self, view: View) -> Selection | None:
         """Propose the next batch, or None when no running request has anything left to schedule."""
@@ -90,9 +94,13 @@ class Policy(ABC):
             raise InputError(f"policy {self.name} cannot run model {model.name}, which needs atomic prefill; use atomic")
 
 
+_new_range = tuple.__new__
+"""Makes a named tuple from a plain one without its Python-level constructor: one is made for every decode row of every batch."""
+
+
 def decode_row(request: RequestState, stage: Stage) -> ScheduledRange:
     """The one row of a request that decodes, at its position and depth."""
-    return ScheduledRange(request.request_id, stage, request.depth, request.position, 1)
+    return _new_range(ScheduledRange, (request.request_id, stage, request.depth, request.position, 1, 0, None, False))
 
 
 def prompt_range(request: RequestState, stage: Stage, depth: int, start: int, end: int) -> ScheduledRange:

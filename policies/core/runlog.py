@@ -92,7 +92,9 @@ class RunLog:
 
 def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
     """One line of `batches.csv`. Ranges are `request:stage:depth:start:count`, joined by spaces, in batch order."""
-    ranges = " ".join(["%d:%s:%d:%d:%d" % item[:5] for item in batch.ranges])
+    ranges = " ".join(
+        [f"{request}:{stage.value}:{depth}:{start}:{count}" for request, stage, depth, start, count, *_ in batch.ranges]
+    )
     components = ",".join(map(str, completion.components_ns)) if completion.components_ns else "," * (len(COMPONENTS) - 1)
     allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in batch.allocations)
     return (

@@ -5,10 +5,9 @@ proposal leaves no trace. Knows no clock and no device; `policies.core.engine` d
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 from policies.core.admission import AdmissionQueue
-from policies.core.batch import PROMPT_STAGES, Allocation, ExecutionBatch, ScheduledRange, Selection, Stage
+from policies.core.batch import Allocation, ExecutionBatch, ScheduledRange, Selection, Stage
 from policies.core.errors import InvariantError, SelectionError, StuckError
 from policies.core.events import Completion
 from policies.core.frontier import PromptProgress
@@ -37,7 +36,7 @@ class Scheduler:
         self.num_loops = model.num_loops
         self.max_context_tokens = model.max_context_tokens
         self.blocks = BlockLedger(cache.num_blocks, cache.block_size, model.num_loops if cache.layout == "last_exited" else 1)
-        self.rings = RingLedger(settings.max_num_seqs, model.num_loops if policy.is_wavefront else 1)
+        self.rings = RingLedger(settings.max_num_seqs, policy.resident_chunks(model.num_loops))
         self.waiting = AdmissionQueue(settings.admission, settings.admission_scan_limit, settings.max_admission_bypasses)
         self.running: dict[int, RequestState] = {}
         self.surplus_rows = 0
@@ -110,7 +109,6 @@ class Scheduler:
         seq = self._next_seq
         self._next_seq = seq + 1
         self._commit(selection, seq, now_ns)
-        self._check_prompts(selection.ranges)
         batch = ExecutionBatch(
             seq,
             selection.stage,
@@ -151,18 +149,18 @@ class Scheduler:
         )
 
     def _commit(self, selection: Selection, seq: int, now_ns: int) -> None:
-        loops = selection.loop_count
+        loops, num_loops, running = selection.loop_count, self.num_loops, self.running
         has_prompt = has_decode = False
         for item in selection.ranges:
-            state = self.running[item.request_id]
-            stage = item.stage
+            state = running[item[0]]
+            stage = item[1]
             if state.last_seq < 0:
                 state.first_scheduled_ns = now_ns
             state.last_seq = seq
             if stage is Stage.RECURRENT:
                 has_decode = True
                 state.depth += loops
-                if state.depth == self.num_loops:
+                if state.depth == num_loops:
                     state.phase = Phase.CODA
                     state.depth = 0
             elif stage is Stage.CODA:
@@ -188,18 +186,12 @@ class Scheduler:
             prompt.advance(item.depth, item.token_count, loops, item.embeds)
         self._hidden_rows += prompt.num_resident_rows - rows_before
         self.peak_hidden_rows = max(self.peak_hidden_rows, self._hidden_rows)
+        if not prompt.is_ordered():
+            raise InvariantError(f"invariant 1: frontiers of request {item.request_id} out of order: {prompt}")
+        self.rings.set_used(state.ring_id, prompt.num_resident_chunks)
         if prompt.is_complete:
             state.phase = Phase.CODA
             state.position = state.prompt_tokens - 1
-
-    def _check_prompts(self, ranges: Sequence[ScheduledRange]) -> None:
-        """Invariants 1 and 3 for the prompts a batch touched, and the ring's account of them (invariant 4)."""
-        for item in ranges:
-            if item.stage in PROMPT_STAGES:
-                state = self.running[item.request_id]
-                if not state.prompt.is_ordered():
-                    raise InvariantError(f"invariants 1 and 3: frontiers of request {item.request_id} out of order: {state.prompt}")
-                self.rings.set_used(state.ring_id, state.prompt.num_resident_chunks)
 
     def collect(self, completion: Completion) -> list[tuple[RequestState, bool]]:
         """Apply what the device reports for the oldest submitted batch; return (request, has ended) for every token delivered.

@@ -82,13 +82,11 @@ def oldest_chunk_ranges(view: View, stage: Stage, max_rows: int) -> list[Schedul
     for request in view.prompts:
         if max_rows == 0:
             break
-        for depth in range(view.num_loops - 1, -1, -1):
-            start, end = request.prompt.ready(depth)
-            if end > start:
-                end = min(end, start + max_rows)
-                ranges.append(prompt_range(request, stage, depth, start, end))
-                max_rows -= end - start
-                break
+        depth, start, end = request.prompt.deepest_ready()
+        end = min(end, start + max_rows)
+        if end > start:
+            ranges.append(prompt_range(request, stage, depth, start, end))
+            max_rows -= end - start
     return ranges
 
 

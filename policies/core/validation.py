@@ -30,22 +30,26 @@ def validate(
     depths_run: dict[int, int] = {}
     rows = decode_rows = 0
     for item in selection.ranges:
-        state = running.get(item.request_id)
+        request_id, item_stage, depth, start, count, _, _, embeds = item
+        state = running.get(request_id)
         if state is None:
             raise SelectionError(f"{item} names a request that is not running")
-        if item.stage not in allowed:
-            raise SelectionError(f"{item.stage} range of request {item.request_id} in a {stage} batch")
-        phase = PHASE_OF_STAGE.get(item.stage)
+        if item_stage not in allowed:
+            raise SelectionError(f"{item_stage} range of request {request_id} in a {stage} batch")
+        phase = PHASE_OF_STAGE.get(item_stage)
+        rows += count
         if phase is None:
-            earlier = depths_run.get(item.request_id, 0)
-            depths_run[item.request_id] = earlier | _check_prompt_range(state, item, loops, earlier, num_loops)
-        else:
-            if item.request_id in depths_run:
-                raise SelectionError(f"request {item.request_id} decodes twice in one batch")
-            depths_run[item.request_id] = 1
-            decode_rows += 1
-            _check_decode_row(state, item, phase, loops, num_loops)
-        rows += item.token_count
+            earlier = depths_run.get(request_id, 0)
+            depths_run[request_id] = earlier | _check_prompt_range(state, item, loops, earlier, num_loops)
+            continue
+        if state.phase is not phase or start != state.position or depth != state.depth or count != 1 or embeds:
+            raise SelectionError(f"{item} does not follow from {state}")
+        if depth + loops > num_loops:
+            raise SelectionError(f"{item} with loop_count {loops} runs past the last depth, {num_loops - 1}")
+        if request_id in depths_run:
+            raise SelectionError(f"request {request_id} decodes twice in one batch")
+        depths_run[request_id] = 1
+        decode_rows += 1
     if rows > settings.max_num_batched_tokens:
         raise SelectionError(f"invariant 5: {rows} rows in a batch, max_num_batched_tokens is {settings.max_num_batched_tokens}")
     if len(depths_run) > settings.max_num_seqs:
@@ -53,19 +57,6 @@ def validate(
     if stage is Stage.RECURRENT and decode_rows == 0:
         raise SelectionError("a RECURRENT batch without decode rows")
     return rows, len(depths_run)
-
-
-def _check_decode_row(state: RequestState, item: ScheduledRange, phase: Phase, loops: int, num_loops: int) -> None:
-    if (
-        state.phase is not phase
-        or item.token_start != state.position
-        or item.depth != state.depth
-        or item.token_count != 1
-        or item.embeds
-    ):
-        raise SelectionError(f"{item} does not follow from {state}")
-    if item.depth + loops > num_loops:
-        raise SelectionError(f"{item} with loop_count {loops} runs past the last depth, {num_loops - 1}")
 
 
 def _check_prompt_range(state: RequestState, item: ScheduledRange, loops: int, depths_run: int, num_loops: int) -> int:

@@ -1,0 +1,60 @@
+# `make help` lists the targets. Every target sets up what it needs in .venv; nothing is installed outside it.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= results/runs
+TRACE ?=
+CONFIG ?=
+SET ?=
+SETS := $(foreach item,$(SET),--set '$(item)')
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $(PYTHON) is $$($(PYTHON) -V 2>&1), expected Python 3.11 or newer; set PYTHON=" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.gpu: $(VENV)/.base
+	$(BIN)/python -m pip install -q -e '.[gpu]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.base ## install what simulating needs (no torch)
+
+simulate: $(VENV)/.base ## compare the four policies in the simulator (TRACE=path replays a trace, CONFIG=sweep.yaml another sweep)
+ifneq ($(TRACE),)
+	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/trace.yaml) --set 'workload.path=$(abspath $(TRACE))' $(SETS) --out $(OUT)/trace-$(basename $(notdir $(TRACE)))
+else
+	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/sweep.yaml) $(SETS) --out $(OUT)/$(basename $(notdir $(or $(CONFIG),simulate)))
+endif
+
+gpu-run: $(VENV)/.gpu ## run the four policies with real kernels on a GPU (CONFIG=run.yaml another run)
+	$(BIN)/python -m executor $(if $(CONFIG),run $(CONFIG),compare-policies) $(SETS) $(if $(DEVICE),--device $(DEVICE))
+
+bench: $(VENV)/.base ## simulated iterations per second, start-up time, memory
+	$(BIN)/python -m sim bench
+
+test: $(VENV)/.dev ## run all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev ## check style and types; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove the environment and all run outputs
+	rm -rf $(VENV) results/runs *.egg-info
+
+.PHONY: help setup simulate gpu-run bench test lint clean

@@ -1,0 +1,127 @@
+"""The real world's side of the engine: the wall clock, arrivals as they come due, and a device that runs batches in order.
+
+Drives the same generator as the simulator. With two batches in flight the host plans batch n+1 while the device runs batch n; it
+waits for the device only when the engine waits.
+"""
+
+import time
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+import numpy as np
+
+from executor.runner import Launched, Runner
+from executor.timeline import Timeline
+from policies.core.batch import ExecutionBatch, Stage
+from policies.core.engine import Engine
+from policies.core.events import Command, Completion, Event, Submit, Tick
+from policies.core.limit import Roofline
+from policies.core.oracle import last_tokens
+from policies.core.request import Oracle
+
+SPIN_NS = 200_000
+"""Closer to an arrival than this the host spins; sleeping would overshoot."""
+
+
+class Observer(Protocol):
+    """Sees batches as they are launched and collected; for diagnostics and progress displays."""
+
+    def launching(self, batch: ExecutionBatch) -> None: ...
+
+    def collected(self, launched: Launched, stops: frozenset[int]) -> None: ...
+
+
+class DeviceBackend:
+    """Runs `engine` on `runner`. `make_prompt(request_id, prompt_tokens)` gives prompt ids; `roofline` the limit of every batch."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        runner: Runner,
+        timeline: Timeline,
+        oracle: Oracle,
+        make_prompt: Callable[[int, int], np.ndarray],
+        roofline: Roofline,
+        observers: tuple[Observer, ...] = (),
+    ) -> None:
+        self._engine = engine
+        self._runner = runner
+        self._timeline = timeline
+        self._oracle = oracle
+        self._make_prompt = make_prompt
+        self._roofline = roofline
+        self._observers = observers
+        self._host_ns: dict[int, tuple[int, int]] = {}
+        self.tokens: dict[int, list[int]] = {}
+        """Output token ids by request, as they were collected."""
+
+    def run(self) -> None:
+        """Run to the end. Raises what the engine raises; on any error the device is left to finish what it has."""
+        loop = self._engine.run()
+        asked_ns = self._timeline.now_ns()
+        command = next(loop)
+        while True:
+            answered_ns = self._timeline.now_ns()
+            if isinstance(command, Submit):
+                event: Event = self._submit(command.batch, answered_ns - asked_ns, answered_ns)
+            else:
+                event = self._wait(command.until_ns)
+            asked_ns = self._timeline.now_ns()
+            following = advance(loop, event)
+            if following is None:
+                return
+            command = following
+
+    def _submit(self, batch: ExecutionBatch, select_ns: int, answered_ns: int) -> Tick:
+        records = self._engine.log.records
+        prompts = {
+            item.request_id: self._make_prompt(item.request_id, records[item.request_id].request.prompt_tokens)
+            for item in batch.allocations
+        }
+        for observer in self._observers:
+            observer.launching(batch)
+        self._runner.launch(batch, prompts)
+        now_ns = self._timeline.now_ns()
+        self._host_ns[batch.seq] = (select_ns, now_ns - answered_ns)
+        return Tick(max(now_ns, self._engine.now_ns))
+
+    def _wait(self, until_ns: int | None) -> Event:
+        runner, timeline = self._runner, self._timeline
+        while True:
+            if runner.oldest_is_done():
+                return self._collect()
+            now_ns = timeline.now_ns()
+            if until_ns is not None and now_ns >= until_ns:
+                return Tick(now_ns)
+            if not runner.launched and until_ns is not None and until_ns - now_ns > SPIN_NS:
+                time.sleep((until_ns - now_ns - SPIN_NS) / 1e9)
+
+    def _collect(self) -> Completion:
+        """The completion of the oldest batch.
+
+        Device times are mapped to the host's clock once, so they may be some microseconds off; they are held between the time the
+        batch was formed and the time it was seen to be done.
+        """
+        launched, started_ns, finished_ns = self._runner.collect()
+        batch = launched.batch
+        now_ns = max(self._timeline.now_ns(), self._engine.now_ns)
+        finished_ns = min(max(finished_ns, batch.formed_ns), now_ns)
+        started_ns = min(max(started_ns, batch.formed_ns), finished_ns)
+        stops = last_tokens(batch, self._engine.log.records, self._oracle)
+        for observer in self._observers:
+            observer.collected(launched, stops)
+        if batch.stage is Stage.CODA:
+            assert launched.tokens is not None
+            for item, token in zip(batch.ranges, launched.tokens.tolist(), strict=True):
+                self.tokens.setdefault(item.request_id, []).append(token)
+        select_ns, host_ns = self._host_ns.pop(batch.seq)
+        limit_ns = int(sum(self._roofline.parts(batch)))
+        return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns)
+
+
+def advance(loop: Generator[Command, Event, None], event: Event) -> Command | None:
+    """The engine's next command, or None when the run has ended."""
+    try:
+        return loop.send(event)
+    except StopIteration:
+        return None

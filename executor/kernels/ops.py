@@ -1,0 +1,83 @@
+"""One set of operations per device: Triton and cuBLAS on CUDA, the torch twins on a CPU. The model is written against this."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from executor.kernels import attention as attn
+from executor.kernels import embed_rows, exit_copy, gate, gather_rows, linear, residual_norms, rms_norm, rope_write, scatter_rows
+from executor.kernels import swiglu as glu
+from policies.core.model import ModelShape
+
+Op = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """Arguments and effects of each are those of the launcher named like it in its own file.
+
+    `tile_classes` are the query-tile heights that `attention` accepts and `attention_slots` the work units that run at once; both
+    go to the packer.
+    """
+
+    linear: Op
+    rms_norm: Op
+    residual_norms: Op
+    rope_write: Op
+    attention: Op
+    swiglu: Op
+    gate: Op
+    embed_rows: Op
+    gather_rows: Op
+    scatter_rows: Op
+    exit_copy: Op
+    tile_classes: tuple[int, ...]
+    attention_slots: int
+
+
+def torch_ops() -> Ops:
+    """The twins: any device, float32 accumulation; what a CPU runs. Attention tiles always have 16 rows, so bits never change."""
+    return Ops(
+        linear=linear.linear_tiled,
+        rms_norm=rms_norm.rms_norm_torch,
+        residual_norms=residual_norms.residual_norms_torch,
+        rope_write=rope_write.rope_write_torch,
+        attention=attn.attention_torch,
+        swiglu=glu.swiglu_torch,
+        gate=gate.gate_torch,
+        embed_rows=embed_rows.embed_rows_torch,
+        gather_rows=gather_rows.gather_rows_torch,
+        scatter_rows=scatter_rows.scatter_rows_torch,
+        exit_copy=exit_copy.exit_copy_torch,
+        tile_classes=(16,),
+        attention_slots=1,
+    )
+
+
+def triton_ops(workspace: attn.Workspace, num_sms: int) -> Ops:
+    """The kernels, with attention's partial results in `workspace` and grids for `num_sms` multiprocessors."""
+    return Ops(
+        linear=linear.linear_cublas,
+        rms_norm=rms_norm.rms_norm_triton,
+        residual_norms=residual_norms.residual_norms_triton,
+        rope_write=rope_write.rope_write_triton,
+        attention=attn.AttentionLauncher(workspace, num_sms),
+        swiglu=glu.swiglu_triton,
+        gate=gate.gate_triton,
+        embed_rows=embed_rows.embed_rows_triton,
+        gather_rows=gather_rows.gather_rows_triton,
+        scatter_rows=scatter_rows.scatter_rows_triton,
+        exit_copy=exit_copy.exit_copy_triton,
+        tile_classes=attn.TILE_CLASSES,
+        attention_slots=2 * num_sms,
+    )
+
+
+def select_ops(shape: ModelShape, max_partials: int, device: torch.device) -> Ops:
+    """The operations for `device`; on CUDA this allocates the attention workspace."""
+    if device.type == "cpu":
+        return torch_ops()
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return triton_ops(attn.Workspace.allocate(shape, max_partials, device), num_sms)

@@ -1,0 +1,136 @@
+"""Packs a batch's segments into its metadata: rows, slots, and attention's work list. Host only, numpy, no device.
+
+History is cut at two fixed grids of absolute positions: tiles of TILE_KEYS and splits of SPLIT_KEYS. What is added to what in which
+order follows from a row's position alone. How the *work* is divided is free: an item is either all splits of a tile of query rows
+(folded in registers) or one split of it (folded by the combine kernel, same operations, same order), whichever fills the device.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HEADER_ROWS, ITEM_WORDS, HostMeta
+
+TILE_KEYS = 64
+SPLIT_KEYS = 256
+TILES_PER_SPLIT = SPLIT_KEYS // TILE_KEYS
+
+SEGMENT_FIELDS = ("ring", "depth", "token_start", "token_count", "source_start", "target_start")
+"""Columns of a segment: one range at one depth. `source_start` and `target_start` are the first rows in the hidden pool that it is
+read from and written to; -1 means not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """What the launcher must know on the host: real rows, the query-tile class, and the words to copy."""
+
+    num_rows: int
+    tile_rows: int
+    num_words: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Packs batches for one model and device.
+
+    `host_groups` is the host's copy of the block-group table [num_rings, groups_per_ring]; `tile_classes` are the query-tile
+    heights that the device has kernels for, ascending; `slots` is how many work units run at once (programs of the attention grid);
+    `num_heads` units come of every item.
+    """
+
+    host_groups: np.ndarray
+    planes: int
+    block_size: int
+    num_heads: int
+    slots: int
+    tile_classes: tuple[int, ...]
+
+    def pack(self, host: HostMeta, segments: np.ndarray) -> PackedBatch:
+        """Write `segments` [n, 6] (columns SEGMENT_FIELDS, in batch order) into `host`.
+
+        Fills header, positions, slots, source_rows, target_rows, combines and items; sets token_ids and sampled_rows to -1 for the
+        caller to overwrite. Raises `ValueError` when the rows do not fit the bucket.
+
+        A range of 40 rows from position 280 with tiles of 16 has tiles of 16, 16 and 8 rows; the first needs keys [0, 296): 2 splits.
+        """
+        ring, depth, start, count = segments[:, :4].T
+        num_rows = int(count.sum())
+        if num_rows > host.layout.max_rows:
+            raise ValueError(f"{num_rows} rows do not fit a bucket of {host.layout.max_rows}")
+        first_row = np.cumsum(count) - count
+        segment_of = np.repeat(np.arange(len(segments)), count)
+        within = np.arange(num_rows) - first_row[segment_of]
+        positions = start[segment_of] + within
+        group = self.host_groups[ring[segment_of], positions // self.block_size].astype(np.int64)
+        block = group * self.planes + depth[segment_of]
+        _fill(host.positions, positions, 0)
+        _fill(host.slots, block * self.block_size + positions % self.block_size, -1)
+        for column, field in ((4, host.source_rows), (5, host.target_rows)):
+            base = segments[segment_of, column]
+            _fill(field, np.where(base < 0, -1, base + within), -1)
+        host.token_ids.fill(-1)
+        host.sampled_rows.fill(-1)
+
+        tile_rows = self.tile_rows_for(int(count.max(initial=1)))
+        num_items, num_combines = self._pack_items(host, segments, first_row, tile_rows)
+        host.header[HEADER_ROWS] = num_rows
+        host.header[HEADER_ITEMS] = num_items
+        host.header[HEADER_COMBINES] = num_combines
+        return PackedBatch(num_rows, tile_rows, host.layout.item_offset + ITEM_WORDS * num_items)
+
+    def tile_rows_for(self, longest: int) -> int:
+        """The smallest class that holds the longest range, or the largest class. A batch has one class: graphs are kept per class."""
+        return next((rows for rows in self.tile_classes if rows >= longest), self.tile_classes[-1])
+
+    def _pack_items(self, host: HostMeta, segments: np.ndarray, first_row: np.ndarray, tile_rows: int) -> tuple[int, int]:
+        ring, depth, start, count = segments[:, :4].T
+        tiles_of = -(-count // tile_rows)
+        segment = np.repeat(np.arange(len(segments)), tiles_of)
+        offset = (np.arange(len(segment)) - (np.cumsum(tiles_of) - tiles_of)[segment]) * tile_rows
+        rows = np.minimum(tile_rows, count[segment] - offset)
+        position = start[segment] + offset
+        last = position + rows - 1
+        num_splits = last // SPLIT_KEYS + 1
+        is_split = self._choose_split(host, rows, num_splits)
+
+        partials = np.where(is_split, rows * num_splits, 0)
+        first_partial = np.cumsum(partials) - partials
+        items_of = np.where(is_split, num_splits, 1)
+        tile = np.repeat(np.arange(len(segment)), items_of)
+        split = np.arange(len(tile)) - (np.cumsum(items_of) - items_of)[tile]
+        end_tile = last[tile] // TILE_KEYS + 1
+        items = np.empty((len(tile), ITEM_WORDS), dtype=np.int32)
+        items[:, 0] = (first_row[segment] + offset)[tile]
+        items[:, 1] = rows[tile]
+        items[:, 2] = position[tile]
+        items[:, 3] = ring[segment][tile]
+        items[:, 4] = depth[segment][tile]
+        items[:, 5] = split * TILES_PER_SPLIT
+        items[:, 6] = np.where(is_split[tile], np.minimum((split + 1) * TILES_PER_SPLIT, end_tile), end_tile)
+        items[:, 7] = first_partial[tile] + split * rows[tile]
+        longest_first = np.argsort(items[:, 5] - items[:, 6], kind="stable")
+        host.items[: len(tile)] = items[longest_first]
+
+        split_rows = np.where(is_split, rows, 0)
+        tile = np.repeat(np.arange(len(segment)), split_rows)
+        within = np.arange(len(tile)) - (np.cumsum(split_rows) - split_rows)[tile]
+        combines = host.combines[: len(tile)]
+        combines[:, 0] = (first_row[segment] + offset)[tile] + within
+        combines[:, 1] = first_partial[tile] + within
+        combines[:, 2] = rows[tile]
+        combines[:, 3] = (position[tile] + within) // SPLIT_KEYS + 1
+        return len(items), len(tile)
+
+    def _choose_split(self, host: HostMeta, rows: np.ndarray, num_splits: np.ndarray) -> np.ndarray:
+        """Which tiles are cut into one item per split: those longer than an even share of the device, while capacities last."""
+        even_share = -(-int(num_splits.sum()) * self.num_heads // self.slots)
+        is_split = num_splits > max(1, even_share)
+        spare_items = host.layout.max_items - len(rows)
+        extra_items = np.cumsum(np.where(is_split, num_splits - 1, 0))
+        partials = np.cumsum(np.where(is_split, rows * num_splits, 0))
+        return is_split & (extra_items <= spare_items) & (partials <= host.layout.max_partials)
+
+
+def _fill(field: np.ndarray, values: np.ndarray, padding: int) -> None:
+    field[: len(values)] = values
+    field[len(values) :] = padding

@@ -1,0 +1,91 @@
+"""Device memory of a run: K/V pools, hidden rings, last sampled tokens. Which ids are free is the ledgers' business.
+
+Every ring (one per request that may run at once) owns `rows_per_ring` rows of the hidden pool: `resident_chunks` slots of a prompt
+chunk each, then one row for the token being decoded.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executor.environment import check_memory
+from executor.kernels.kv import KVPools
+from policies.core.batch import Allocation
+from policies.core.errors import InputError
+from policies.core.model import ModelShape
+
+MEMORY_FRACTION = 0.9
+"""Of the memory free after the weights are loaded; the rest is for activations, graphs and the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Tensors that outlive a batch, and the host's copy of the block-group table."""
+
+    kv: KVPools
+    hidden: torch.Tensor  # [num_rings * rows_per_ring, hidden]
+    sampled: torch.Tensor  # [num_rings + 1] int32, the last token of every ring; the extra entry takes padding rows' tokens
+    host_groups: np.ndarray  # [num_rings, groups_per_ring] int32
+    ring_rows: int
+
+    @classmethod
+    def allocate(
+        cls,
+        shape: ModelShape,
+        num_blocks: int,
+        block_size: int,
+        num_rings: int,
+        ring_rows: int,
+        max_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "Pools":
+        """`ring_rows` are the prompt rows of one ring; `num_blocks` counts blocks of all planes. Raises `InputError` without room."""
+        groups_per_ring = -(-max_positions // block_size)
+        kv_bytes = num_blocks * KVPools.block_bytes(shape, block_size, dtype)
+        hidden_bytes = num_rings * (ring_rows + 1) * shape.hidden_size * dtype.itemsize
+        check_memory(device, kv_bytes + hidden_bytes, f"a KV pool of {num_blocks} blocks and {num_rings} hidden rings")
+        kv = KVPools.allocate(shape, num_blocks, block_size, shape.num_loops, num_rings, groups_per_ring, dtype, device)
+        return cls(
+            kv=kv,
+            hidden=torch.zeros((num_rings * (ring_rows + 1), shape.hidden_size), dtype=dtype, device=device),
+            sampled=torch.zeros(num_rings + 1, dtype=torch.int32, device=device),
+            host_groups=np.zeros((num_rings, groups_per_ring), dtype=np.int32),
+            ring_rows=ring_rows,
+        )
+
+    @property
+    def rows_per_ring(self) -> int:
+        return self.ring_rows + 1
+
+    def first_row(self, ring_id: int) -> int:
+        """Hidden row of the first ring slot of `ring_id`."""
+        return ring_id * self.rows_per_ring
+
+    def decode_row(self, ring_id: int) -> int:
+        """Hidden row of the token that `ring_id` decodes."""
+        return ring_id * self.rows_per_ring + self.ring_rows
+
+    def admit(self, allocation: Allocation) -> None:
+        """Write the block groups of a newly admitted request into its ring's row of the table, on both sides."""
+        groups = np.asarray(allocation.block_groups, dtype=np.int32)
+        self.host_groups[allocation.ring_id, : len(groups)] = groups
+        row = torch.from_numpy(groups)
+        if self.kv.groups.is_cuda:
+            row = row.pin_memory()
+        self.kv.groups[allocation.ring_id, : len(groups)].copy_(row, non_blocking=True)
+
+
+def blocks_that_fit(
+    shape: ModelShape, block_size: int, num_rings: int, max_positions: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Blocks for the memory that is free now, but no more than all rings could ever use. Raises `InputError` when not one fits."""
+    useful = num_rings * shape.num_loops * -(-max_positions // block_size)
+    if device.type != "cuda":
+        return useful
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    fits = int(free_bytes * MEMORY_FRACTION) // KVPools.block_bytes(shape, block_size, dtype)
+    if fits < shape.num_loops:
+        raise InputError(f"--device cuda: {free_bytes / 2**30:.2f} GiB free after the weights hold no KV block of {shape.name}")
+    return min(fits, useful)

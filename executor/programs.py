@@ -1,0 +1,208 @@
+"""What the device runs for one batch, as programs over static buffers of a row bucket: eagerly, or captured once as CUDA graphs.
+
+A program is one of three kinds: rows through some recurrent loops, rows to the hidden pool only (prelude), or rows to tokens (coda).
+Its key is all that may differ between two batches that share a graph: kind, bucket, query-tile class, loops. The metadata buffer holds
+the rest.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from executor.kernels.meta import BatchMeta, HostMeta, MetaLayout
+from executor.model.forward import LoopedModel, Scratch, lm_head, load_rows, recurrent, store_rows
+from executor.model.sampling import SamplingRows, greedy, sample
+from executor.pools import Pools
+from policies.config import SamplingSettings
+from policies.core.batch import ExecutionBatch, Stage
+
+BUCKETS = (
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048,
+)  # fmt: skip
+"""Row counts that batches are padded to. Dense where a step of the linear layers costs time, multiples of their tiles above."""
+HOST_BUFFERS = 3
+"""Host sides of a bucket's metadata, used in turn: with two batches in flight the third is free."""
+
+
+class ProgramKey(NamedTuple):
+    """Batches with equal keys run the same kernels over the same addresses."""
+
+    kind: str
+    bucket: int
+    tile_rows: int
+    loops: int
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Static buffers of one row count."""
+
+    meta: BatchMeta
+    hosts: tuple[HostMeta, ...]
+    scratch: Scratch
+    uses: int = 0
+
+    def next_host(self) -> HostMeta:
+        self.uses += 1
+        return self.hosts[self.uses % len(self.hosts)]
+
+
+class Programs:
+    """Builds and runs the programs of one model over one set of pools.
+
+    `use_graphs` captures every program the first time it runs (CUDA only). `after_loop(depth_offset, hidden)` is called after
+    every loop, which only eager programs can do: give it for diagnostics, without graphs.
+    """
+
+    def __init__(
+        self,
+        model: LoopedModel,
+        pools: Pools,
+        max_rows: int,
+        max_logit_rows: int,
+        sampling: SamplingSettings,
+        use_graphs: bool,
+        after_loop: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> None:
+        weights = model.weights
+        self._model = model
+        self._pools = pools
+        self._device = weights.embedding.device
+        self._scratch = Scratch.allocate(model.shape, max_rows, weights.embedding.dtype, self._device)
+        self._logits = torch.zeros((max_logit_rows, model.shape.vocab_size), dtype=weights.embedding.dtype, device=self._device)
+        self._tokens = torch.zeros(max_logit_rows, dtype=torch.int32, device=self._device)
+        self._sampling = sampling
+        self._settings = SamplingRows(
+            temperature=torch.full((max_logit_rows,), sampling.temperature, device=self._device),
+            top_k=torch.full((max_logit_rows,), sampling.top_k, dtype=torch.int32, device=self._device),
+            top_p=torch.full((max_logit_rows,), sampling.top_p, device=self._device),
+            seeds=torch.zeros(max_logit_rows, dtype=torch.int64, device=self._device),
+        )
+        self._sizes = [size for size in BUCKETS if size < max_rows] + [max_rows]
+        self._buckets: dict[int, Bucket] = {}
+        self._graphs: dict[ProgramKey, torch.cuda.CUDAGraph] = {}
+        self._use_graphs = use_graphs
+        self._after_loop = after_loop
+        self.graph_hits = self.graph_captures = self.eager_runs = 0
+
+    def bucket_for(self, rows: int) -> Bucket:
+        """The smallest bucket that holds `rows` rows; its buffers are made on first use."""
+        size = next(size for size in self._sizes if size >= rows)
+        bucket = self._buckets.get(size)
+        if bucket is None:
+            layout = MetaLayout.for_rows(size)
+            pin = self._device.type == "cuda"
+            hosts = tuple(HostMeta.allocate(layout, pin) for _ in range(HOST_BUFFERS))
+            bucket = self._buckets[size] = Bucket(BatchMeta.allocate(layout, self._device), hosts, self._scratch.rows(size))
+        return bucket
+
+    def run(self, batch: ExecutionBatch, bucket: Bucket, tile_rows: int) -> None:
+        """Enqueue the program of `batch`, whose metadata copy has been enqueued before."""
+        rows = bucket.meta.layout.max_rows
+        if batch.loop_count:
+            key = ProgramKey("recurrent", rows, tile_rows, batch.loop_count)
+        else:
+            key = ProgramKey("coda" if batch.stage is Stage.CODA else "prelude", rows, 0, 0)
+        if not self._use_graphs:
+            self.eager_runs += 1
+            self._body(key, bucket)
+            return
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._capture(key, bucket)
+        else:
+            self.graph_hits += 1
+        graph.replay()
+
+    def _capture(self, key: ProgramKey, bucket: Bucket) -> torch.cuda.CUDAGraph:
+        """Capture `key` without running it. Triton compiles on a first eager run, over metadata that names no rows."""
+        torch.cuda.synchronize(self._device)
+        held = bucket.meta.buffer.clone()
+        bucket.meta.buffer.copy_(self._no_rows(bucket))
+        self._body(key, bucket)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._body(key, bucket)
+        bucket.meta.buffer.copy_(held)
+        self._graphs[key] = graph
+        self.graph_captures += 1
+        return graph
+
+    def _no_rows(self, bucket: Bucket) -> torch.Tensor:
+        """Metadata of a batch without rows: every row is padding, no attention work."""
+        layout = bucket.meta.layout
+        words = torch.zeros(layout.num_words, dtype=torch.int32)
+        views = layout.views(words)
+        for name in ("slots", "token_ids", "sampled_rows", "source_rows", "target_rows"):
+            views[name].fill_(-1)
+        return words
+
+    def _body(self, key: ProgramKey, bucket: Bucket) -> None:
+        model, pools, meta, scratch = self._model, self._pools, bucket.meta, bucket.scratch
+        if key.kind == "coda":
+            self._coda(meta, scratch, key.bucket)
+            return
+        load_rows(model, meta, pools.hidden, pools.sampled, scratch)
+        for depth_offset in range(key.loops):
+            recurrent(model, pools.kv, meta, key.tile_rows, scratch, depth_offset)
+            if self._after_loop is not None:
+                self._after_loop(depth_offset, scratch.hidden)
+        store_rows(model, meta, scratch, pools.hidden)
+
+    def _coda(self, meta: BatchMeta, scratch: Scratch, rows: int) -> None:
+        """Hidden rows to tokens; each token becomes the last one of its ring."""
+        model, pools = self._model, self._pools
+        logits, tokens = self._logits[:rows], self._tokens[:rows]
+        model.ops.gather_rows(pools.hidden, meta.source_rows, scratch.hidden)
+        lm_head(model, scratch.hidden, logits)
+        if self._sampling.temperature == 0:
+            greedy(logits, tokens)
+        else:
+            settings = self._settings
+            sample(
+                logits,
+                SamplingRows(settings.temperature[:rows], settings.top_k[:rows], settings.top_p[:rows], settings.seeds[:rows]),
+                tokens,
+            )
+        rings = meta.sampled_rows
+        pools.sampled.index_copy_(0, torch.where(rings < 0, len(pools.sampled) - 1, rings).long(), tokens)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether tokens are drawn, so that every CODA row needs a seed."""
+        return self._sampling.temperature > 0
+
+    def set_seeds(self, seeds: list[int]) -> None:
+        """Enqueue the seeds of the next coda's rows."""
+        self._settings.seeds[: len(seeds)].copy_(torch.tensor(seeds, dtype=torch.int64), non_blocking=True)
+
+    def copy_tokens(self, rows: int) -> torch.Tensor:
+        """Enqueue a copy of the last coda's tokens to a host buffer of their own: [rows] int32, valid when the device is past it."""
+        host = torch.empty(rows, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        host.copy_(self._tokens[:rows], non_blocking=True)
+        return host
+
+    def warm_up(self, longest_range: int) -> None:
+        """Make every program that batches of ranges up to `longest_range` rows commonly need: one loop and all loops, every bucket."""
+        num_loops = self._model.shape.num_loops
+        classes = self._model.ops.tile_classes
+        largest = next((rows for rows in classes if rows >= longest_range), classes[-1])
+        for size in self._sizes if self._use_graphs else self._sizes[:1]:
+            bucket = self.bucket_for(size)
+            keys = [ProgramKey("recurrent", size, tile, loops) for tile in classes if tile <= largest for loops in (1, num_loops)]
+            keys.append(ProgramKey("prelude", size, 0, 0))
+            if size <= len(self._tokens):
+                keys.append(ProgramKey("coda", size, 0, 0))
+            for key in keys:
+                if self._use_graphs and key not in self._graphs:
+                    self._capture(key, bucket)
+                elif not self._use_graphs:
+                    bucket.meta.buffer.copy_(self._no_rows(bucket))
+                    self._body(key, bucket)
+
+    def counters(self) -> dict[str, int]:
+        """How batches ran so far: replayed graphs, graphs captured, eager programs."""
+        return {"graph_hits": self.graph_hits, "graph_captures": self.graph_captures, "eager_batches": self.eager_runs}

@@ -1,0 +1,96 @@
+"""Runs batches on the device, in order, and says what came of them. Never waits for the device except when asked to collect.
+
+One `launch` is: write new block tables, pack metadata into a free host buffer, one copy, one graph (or eager program), for CODA a
+copy of the tokens back. Sampled tokens stay on the device for the next prelude; the host reads them when the batch is collected.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from executor.audit import AddressAudit
+from executor.kernels.worklist import Packer
+from executor.model.forward import LoopedModel
+from executor.model.sampling import row_seed
+from executor.packing import BatchPacker, RunningRequest
+from executor.pools import Pools
+from executor.programs import Programs
+from executor.timeline import Mark, Timeline
+from policies.core.batch import ExecutionBatch, Stage
+
+
+@dataclass(slots=True)
+class Launched:
+    """A batch that has been handed to the device. `tokens` is its CODA output on the host, valid once `end` has passed."""
+
+    batch: ExecutionBatch
+    start: Mark
+    end: Mark
+    tokens: torch.Tensor | None
+    padded_rows: int
+
+
+class Runner:
+    """Owns the launch order of one run. `prompts` gives the token ids of a request's prompt."""
+
+    def __init__(
+        self, model: LoopedModel, pools: Pools, programs: Programs, timeline: Timeline, seed: int, audit: AddressAudit | None = None
+    ) -> None:
+        self._model = model
+        self._pools = pools
+        self._programs = programs
+        self._timeline = timeline
+        self._seed = seed
+        self._audit = audit
+        ops = model.ops
+        shape = model.shape
+        self._packer = BatchPacker(
+            Packer(pools.host_groups, shape.num_loops, pools.kv.block_size, shape.num_heads, ops.attention_slots, ops.tile_classes),
+            pools,
+            shape.num_loops,
+        )
+        self.requests: dict[int, RunningRequest] = {}
+        self.launched: deque[Launched] = deque()
+        self._rows = self._padded_rows = 0
+
+    def launch(self, batch: ExecutionBatch, prompts: Mapping[int, np.ndarray]) -> None:
+        """Hand `batch` to the device. `prompts` has the prompts of the requests that it admits."""
+        for allocation in batch.allocations:
+            prompt = prompts[allocation.request_id]
+            self.requests[allocation.request_id] = RunningRequest(
+                allocation.request_id, allocation.ring_id, prompt, allocation.block_groups
+            )
+            self._pools.admit(allocation)
+        bucket = self._programs.bucket_for(batch.rows)
+        host = bucket.next_host()
+        packed = self._packer.pack(host, batch, self.requests)
+        if self._audit is not None:
+            self._audit.check(batch, host, self.requests)
+        is_coda = batch.stage is Stage.CODA
+        if is_coda and self._programs.is_random:
+            self._programs.set_seeds([row_seed(self._seed, item.request_id, item.token_start) for item in batch.ranges])
+        start = self._timeline.mark()
+        bucket.meta.update(host, packed.num_words)
+        self._programs.run(batch, bucket, packed.tile_rows)
+        tokens = self._programs.copy_tokens(batch.rows) if is_coda else None
+        end = self._timeline.mark()
+        self._rows += batch.rows
+        self._padded_rows += bucket.meta.layout.max_rows
+        self.launched.append(Launched(batch, start, end, tokens, bucket.meta.layout.max_rows))
+
+    def oldest_is_done(self) -> bool:
+        """Whether the oldest launched batch has left the device."""
+        return bool(self.launched) and self.launched[0].end.query()
+
+    def collect(self) -> tuple[Launched, int, int]:
+        """The oldest batch, which must be done, and its device times (started_ns, finished_ns)."""
+        launched = self.launched.popleft()
+        return launched, self._timeline.time_of(launched.start), self._timeline.time_of(launched.end)
+
+    def padded_row_fraction(self) -> float:
+        """Of all rows that the device ran, the part that was padding up to a bucket."""
+        return 1 - self._rows / self._padded_rows if self._padded_rows else 0.0
+

@@ -1,0 +1,142 @@
+"""The numbers of `summary.json`, from the log and the scheduler's peaks. Pure arithmetic: reads no file, writes none.
+
+Definitions (times in ns of the run's own clock; "finished" counts requests that ended with their last token)
+
+    duration_s                    (last batch finish - first arrival) / 1e9: the makespan
+    request_throughput            finished requests / duration_s
+    prompt_token_throughput       prompt tokens of finished requests / duration_s
+    output_token_throughput       output tokens of finished requests / duration_s
+    ttft_ms, itl_ms, tpot_ms, e2e_ms   see `results.latency`
+    queue_ms                      first scheduled - arrival, of every request that was scheduled and got a token
+    rows_per_recurrent_invocation sum over batches of loop_count x rows / sum of loop_count
+    gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
+    limit_fraction                sum of physical limits / sum of device times
+
+Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value at rank 0.99 x (n - 1), interpolated between
+neighbours. Of 1, 2, 3, 4 p50 is 2.5 and p90 is 3.7. Where there is no sample a figure is None, never NaN.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.core.request import Status
+from policies.core.runlog import RunLog
+from policies.core.scheduler import Scheduler
+from results.identity import RunIdentity
+from results.latency import Latencies
+
+RunStatus = Literal["complete", "interrupted", "failed"]
+LATENCIES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What only the scheduler knows at the end: high-water marks, and rows run for requests that had already ended."""
+
+    kv_blocks: int = 0
+    hidden_rows: int = 0
+    surplus_rows: int = 0
+
+    @classmethod
+    def of(cls, scheduler: Scheduler) -> "Peaks":
+        return cls(scheduler.blocks.peak_used_blocks, scheduler.peak_hidden_rows, scheduler.surplus_rows)
+
+
+def summarize(
+    log: RunLog,
+    peaks: Peaks,
+    identity: RunIdentity,
+    *,
+    status: RunStatus = "complete",
+    batches_by_stage: Mapping[str, int] | None = None,
+    skipped_rows: int = 0,
+    notes: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Everything in `summary.json`, in its order; ready for JSON.
+
+    `status` is how the run ended; a run that completes without one finished request is `failed`, because it shows nothing.
+    `skipped_rows` counts workload rows that were not run (failed rows of a trace). `extra` adds keys, for instance the executor's
+    `output_token_sha256`; it cannot replace one. Raises `ValueError` when it tries.
+    """
+    totals = log.totals
+    records = list(log.records.values())
+    finished = [record for record in records if record.status is Status.FINISHED]
+    by_status = Counter(record.status for record in records)
+    refusals = Counter(record.reason for record in records if record.status is Status.REFUSED)
+    notes = list(notes)
+    if status == "complete" and not finished:
+        status = "failed"
+        notes.append(f"no request finished, of {len(records)}")
+
+    first_arrival_ns = min((record.request.arrival_ns for record in records), default=0)
+    duration_s = max(totals.last_finished_ns - first_arrival_ns, 0) / 1e9
+    prompt_tokens = sum(record.request.prompt_tokens for record in finished)
+    output_tokens = sum(record.output_tokens for record in finished)
+    busy_span_ns = totals.last_finished_ns - (totals.first_started_ns or 0)
+    latencies = Latencies.of_records(records)
+    queue_ns = np.array(
+        [record.first_scheduled_ns - record.request.arrival_ns for record in records if record.first_scheduled_ns is not None],
+        dtype=np.int64,
+    )
+    select_us = distribution(np.frombuffer(totals.select_ns, dtype=np.int64), 1e3)
+    summary: dict[str, Any] = {
+        **identity.as_summary(),
+        "status": status,
+        "num_requests": len(records),
+        "num_finished": len(finished),
+        "num_cancelled": by_status[Status.CANCELLED],
+        "num_refused": by_status[Status.REFUSED],
+        "num_unfinished": by_status[Status.WAITING] + by_status[Status.RUNNING],
+        "refusal_reasons": dict(sorted(refusals.items(), key=lambda item: (-item[1], item[0]))),
+        "skipped_rows": skipped_rows,
+        "first_arrival_ns": first_arrival_ns,
+        "duration_s": duration_s,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "request_throughput": ratio(len(finished), duration_s),
+        "prompt_token_throughput": ratio(prompt_tokens, duration_s),
+        "output_token_throughput": ratio(output_tokens, duration_s),
+        "ttft_ms": distribution(latencies.ttft_ns, 1e6),
+        "itl_ms": distribution(latencies.itl_ns, 1e6),
+        "tpot_ms": distribution(latencies.tpot_ns, 1e6),
+        "e2e_ms": distribution(latencies.e2e_ns, 1e6),
+        "queue_ms": distribution(queue_ns, 1e6),
+        "num_batches": totals.num_batches,
+        "num_batches_by_stage": dict(sorted((batches_by_stage or {}).items())),
+        "recurrent_invocations": totals.recurrent_invocations,
+        "rows_per_recurrent_invocation": ratio(totals.recurrent_rows, totals.recurrent_invocations),
+        "gpu_busy_fraction": ratio(totals.device_ns, busy_span_ns),
+        "limit_fraction": ratio(totals.limit_ns, totals.device_ns),
+        "peak_kv_blocks": peaks.kv_blocks,
+        "peak_hidden_rows": peaks.hidden_rows,
+        "surplus_rows": peaks.surplus_rows,
+        "preemptions": sum(record.preemptions for record in records),
+        "select_us": {"mean": select_us["mean"], "p99": select_us["p99"]},
+        "notes": notes,
+    }
+    for key, value in (extra or {}).items():
+        if key in summary:
+            raise ValueError(f"extra key {key!r} is already in the summary")
+        summary[key] = value
+    return summary
+
+
+def distribution(samples: NDArray[np.int64] | NDArray[np.float64], unit: float) -> dict[str, float | None]:
+    """Mean, p50, p90, p95, p99 and max of `samples` (any order) divided by `unit`; all None when there is no sample."""
+    if not len(samples):
+        return dict.fromkeys(STATISTICS)
+    p50, p90, p95, p99 = np.percentile(samples, (50, 90, 95, 99), method="linear").tolist()
+    values = (float(samples.mean()), p50, p90, p95, p99, float(samples.max()))
+    return {name: value / unit for name, value in zip(STATISTICS, values, strict=True)}
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """`part / whole`, or None when there is no whole to speak of."""
+    return part / whole if whole > 0 else None

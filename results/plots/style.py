@@ -1,0 +1,83 @@
+"""How every picture looks: colours, line styles, text sizes, and the one place where a figure is opened and saved."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from results.identity import policy_order
+
+POLICY_COLORS = {"atomic": "#6b7280", "split": "#d97706", "mixed": "#0f766e", "wcpb": "#be123c"}
+OTHER_COLORS = ("#4338ca", "#7c3aed", "#0369a1", "#65a30d", "#a16207", "#9d174d")
+REQUEST_COLORS = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#86bcb6", "#d37295",
+    "#8cd17d",
+)  # fmt: skip
+INK, MUTED, FAINT = "#1f2937", "#6b7280", "#e5e7eb"
+
+RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#9ca3af",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": "#4b5563",
+    "ytick.color": "#4b5563",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.8,
+    "hatch.linewidth": 0.7,
+}
+
+
+@contextmanager
+def picture(path: Path, width: float, height: float, dpi: int = 130) -> Iterator[Figure]:
+    """A figure of `width` x `height` inches, saved as a PNG to `path` when the block ends without an error.
+
+    Uses the Agg canvas and no global state; the same data gives the same bytes with the same matplotlib.
+    """
+    with rc_context(RC):  # type: ignore[arg-type]
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=dpi, format="png", metadata={"Software": None})
+
+
+def policy_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and line style of every policy label: a policy's own colour; its variants with options are dashed."""
+    styles: dict[str, tuple[str, str]] = {}
+    num_others = 0
+    for label in sorted(set(labels), key=policy_order):
+        name = label.split(" ", 1)[0]
+        color = POLICY_COLORS.get(name)
+        if color is None:
+            color = OTHER_COLORS[num_others % len(OTHER_COLORS)]
+            num_others += 1
+        num_same = sum(other.split(" ", 1)[0] == name for other in styles)
+        styles[label] = (color, ("-", "--", ":", "-.")[num_same % 4])
+    return styles
+
+
+def width_under(place: int, num_lines: int) -> float:
+    """Line width of the line at `place` of several drawn over one another: earlier ones are wider and stay visible below."""
+    return 1.6 + 1.1 * (num_lines - 1 - place)
+
+
+def say_nothing_to_show(axes: Axes, text: str) -> None:
+    """Replace an empty panel's frame by one quiet sentence that says why it is empty."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=MUTED, wrap=True)

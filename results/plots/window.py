@@ -1,0 +1,151 @@
+"""Which batches the wavefront picture shows, and where every range's box goes. Geometry only; drawing is `results.plots.wavefront`.
+
+A lane is one depth; two thin lanes hold the prelude (embedding, below depth 0) and the coda (LM head, on top). Time runs across.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from policies.core.batch import Stage
+from policies.core.errors import InputError
+from results.batchlog import LoggedBatch, LoggedRange
+from results.load import Run
+
+WINDOW_BATCHES = 24
+MAX_BOXES = 20_000
+EMBED_LANE = -1
+MIN_DECODE_SHARE, MAX_DECODE_SHARE = 0.22, 0.5
+"""A decode row is one row among hundreds: it gets at least this much of a lane, all decode rows of a lane at most that much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What to show: batches `first_batch..last_batch` (both included), or everything that runs in `[start_ns, end_ns)`."""
+
+    first_batch: int | None = None
+    last_batch: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+    def select(self, batches: Iterable[LoggedBatch], name: str = "the run") -> list[LoggedBatch]:
+        """The batches inside. Raises `InputError` when there is none, or more than a picture can show."""
+        chosen: list[LoggedBatch] = []
+        num_boxes = 0
+        for batch in batches:
+            if (self.last_batch is not None and batch.seq > self.last_batch) or (
+                self.end_ns is not None and batch.started_ns >= self.end_ns
+            ):
+                break
+            if (self.first_batch is not None and batch.seq < self.first_batch) or (
+                self.start_ns is not None and batch.finished_ns <= self.start_ns
+            ):
+                continue
+            chosen.append(batch)
+            num_boxes += max(batch.loop_count, 1) * (batch.ranges_text.count(" ") + 1)
+            if num_boxes > MAX_BOXES:
+                raise InputError(f"{name}: {self} holds more than {MAX_BOXES} ranges, choose a shorter one")
+        if not chosen:
+            raise InputError(f"{name}: no batch in {self}")
+        return chosen
+
+    def __str__(self) -> str:
+        if self.start_ns is not None or self.end_ns is not None:
+            start = "the start" if self.start_ns is None else f"{self.start_ns / 1e6:g} ms"
+            return f"the window from {start} to {'the end' if self.end_ns is None else f'{self.end_ns / 1e6:g} ms'}"
+        return f"the window of batches {self.first_batch or 0} to {'the last' if self.last_batch is None else self.last_batch}"
+
+
+def default_window(run: Run, num_batches: int = WINDOW_BATCHES) -> Window:
+    """`num_batches` consecutive batches where prompts and decode rows meet, else the first ones of the run.
+
+    The first stretch in which both kinds appear in at least a third of the batches (in one batch or in turns) is taken.
+    """
+    recent: deque[LoggedBatch] = deque(maxlen=num_batches)
+    num_prompt = num_decode = 0
+    for batch in run.batches():
+        if len(recent) == num_batches:
+            num_prompt -= recent[0].has_prompt
+            num_decode -= recent[0].num_decode_rows > 0
+        recent.append(batch)
+        num_prompt += batch.has_prompt
+        num_decode += batch.num_decode_rows > 0
+        if len(recent) == num_batches and min(num_prompt, num_decode) >= num_batches // 3:
+            return Window(first_batch=recent[0].seq, last_batch=batch.seq)
+    return Window(first_batch=0, last_batch=num_batches - 1)
+
+
+def shared_window(runs: Sequence[Run], num_batches: int = WINDOW_BATCHES) -> Window:
+    """One stretch of time for several runs of a workload: the last run's default window, by the clock."""
+    chosen = default_window(runs[-1], num_batches).select(runs[-1].batches())
+    return Window(start_ns=chosen[0].started_ns, end_ns=chosen[-1].finished_ns)
+
+
+class Box(NamedTuple):
+    """One range at one depth: where it lies and what it says. `y` and `height` are in lanes, depth 0 from 0 to 1."""
+
+    start_ns: int
+    end_ns: int
+    y: float
+    height: float
+    item: LoggedRange
+    depth: int
+
+
+def lane(stage: str, depth: int, num_loops: int) -> int:
+    """-1 for embedding, the depth for recurrent work, `num_loops` for the LM head."""
+    if stage in (Stage.PRELUDE, Stage.PREFILLING_PRELUDE):
+        return EMBED_LANE
+    return num_loops if stage == Stage.CODA else depth
+
+
+def lane_bounds(number: int, num_loops: int) -> tuple[float, float]:
+    """Bottom and height of a lane: 0.92 for a depth, 0.34 for embedding and LM head."""
+    if number == EMBED_LANE:
+        return -0.5, 0.34
+    return (num_loops + 0.12, 0.34) if number == num_loops else (number + 0.04, 0.92)
+
+
+def layout(panels: Sequence[Sequence[LoggedBatch]], num_loops: int) -> list[list[Box]]:
+    """Boxes of every panel. A depth's box is as high as its share of rows, on one scale for all panels.
+
+    The fullest (batch, depth) of all panels fills its lane: with 64 rows there, a chunk of 16 rows is a quarter of a lane high
+    everywhere. Inside a lane prompts lie below decode rows, each by request.
+    """
+    cells = [_cells(batches, num_loops) for batches in panels]
+    deep = [items for panel in cells for _, _, number, items in panel if 0 <= number < num_loops]
+    most_decode = max((sum(not item.is_prompt for item in items) for items in deep), default=0)
+    floor = min(MIN_DECODE_SHARE, MAX_DECODE_SHARE / max(most_decode, 1))
+    most_rows = max((sum(item.token_count for item in items) for items in deep), default=1)
+    fullest = max((sum(_share(item, most_rows, floor) for item in items) for items in deep), default=1.0)
+    boxes = []
+    for panel in cells:
+        found = []
+        for start_ns, end_ns, number, items in panel:
+            bottom, height = lane_bounds(number, num_loops)
+            is_deep = 0 <= number < num_loops
+            shares = [_share(item, most_rows, floor) / fullest if is_deep else 1 / len(items) for item in items]
+            for item, share in zip(items, shares, strict=True):
+                found.append(Box(start_ns, end_ns, bottom, share * height, item, number))
+                bottom += share * height
+        boxes.append(found)
+    return boxes
+
+
+def _cells(batches: Sequence[LoggedBatch], num_loops: int) -> list[tuple[int, int, int, list[LoggedRange]]]:
+    """(start, end, lane, ranges from bottom to top) of every lane in every invocation."""
+    cells: list[tuple[int, int, int, list[LoggedRange]]] = []
+    for batch in batches:
+        ranges = sorted(batch.ranges(), key=lambda item: (not item.is_prompt, item.request_id, item.token_start))
+        for part, (start_ns, end_ns) in enumerate(batch.invocations()):
+            lanes: dict[int, list[LoggedRange]] = {}
+            for item in ranges:
+                lanes.setdefault(lane(item.stage, item.depth + part, num_loops), []).append(item)
+            cells.extend((start_ns, end_ns, number, lanes[number]) for number in sorted(lanes))
+    return cells
+
+
+def _share(item: LoggedRange, most_rows: int, floor: float) -> float:
+    share = item.token_count / most_rows
+    return share if item.is_prompt else max(share, floor)

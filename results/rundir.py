@@ -1,0 +1,155 @@
+"""A run directory while it is being written. `summary.json` comes last and in one step, so an unfinished run never looks whole.
+
+Layout: `config.yaml`, `batches.csv` (streamed), `requests.csv`, `trace.json.gz`, `plots/*.png`, `summary.json`. Reading one back is
+`results.load`.
+"""
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from policies.core.errors import InputError
+from policies.core.runlog import REQUEST_COLUMNS, RequestRecord
+from results.identity import RunIdentity
+
+RUNS_ROOT = Path("results/runs")
+MARKER = "# The resolved configuration of one run; `results` wrote it and knows its directory by this line.\n"
+CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS = (
+    "config.yaml", "batches.csv", "requests.csv", "summary.json", "trace.json.gz", "plots",
+)  # fmt: skip
+
+
+class BatchStream(io.TextIOWrapper):
+    """The text stream behind `batches.csv`: what `RunLog` writes to. Counts batches by stage on the way."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.BufferedWriter(io.FileIO(path, "w"), 1 << 20), encoding="ascii", newline="\n")
+        self.batches_by_stage: dict[str, int] = {}
+        self._is_header = True
+
+    def write(self, line: str) -> int:
+        """Write one whole line; `RunLog` never writes less."""
+        if self._is_header:
+            self._is_header = False
+        else:
+            stage = line.split(",", 2)[1]
+            self.batches_by_stage[stage] = self.batches_by_stage.get(stage, 0) + 1
+        return super().write(line)
+
+
+class RunDirectory:
+    """One run's output. Use `create`, hand `batches` to the `RunLog`, and finish with `results.finish.write_outputs`.
+
+    As a context manager it closes `batches.csv` whatever happens; without a summary the directory then reads as unfinished.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any], identity: RunIdentity) -> None:
+        self.path = path
+        self.config = config
+        self.identity = identity
+        self.batches = BatchStream(path / BATCHES)
+
+    @classmethod
+    def create(cls, config: Mapping[str, Any], identity: RunIdentity, out: str | os.PathLike[str] | None = None) -> "RunDirectory":
+        """Make `out` (default: `results/runs/<identity.directory_name>`) and write `config.yaml`.
+
+        An earlier run's directory is taken over: its summary goes first, then its other files; files that no run writes stay.
+        Raises `InputError` when `out` holds something else or cannot be written.
+        """
+        path = Path(out) if out is not None else RUNS_ROOT / identity.directory_name
+        try:
+            _clear(path)
+            path.mkdir(parents=True, exist_ok=True)
+            text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+            (path / CONFIG).write_text(MARKER + text, encoding="utf-8")
+            return cls(path, config, identity)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    def write_requests(self, records: Iterable[RequestRecord]) -> None:
+        """Write `requests.csv`: one line per request in arrival order; a time that never came is empty.
+
+        `token_ns` is the delivery time of every token, joined by spaces.
+        """
+        with open(self.path / REQUESTS, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(REQUEST_COLUMNS)
+            writer.writerows(map(request_row, records))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json` in one step. Raises `ValueError` for a NaN or an infinity, which JSON has no word for."""
+        self.batches.close()
+        draft = self.path / (SUMMARY + ".tmp")
+        with open(draft, "w", encoding="utf-8") as file:
+            json.dump(summary, file, indent=2, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, self.path / SUMMARY)
+
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.batches.close()
+
+
+def request_row(record: RequestRecord) -> tuple[object, ...]:
+    """The fields of one request in the order of `REQUEST_COLUMNS`."""
+    request = record.request
+    return (
+        request.request_id,
+        request.arrival_ns,
+        request.prompt_tokens,
+        record.output_tokens,
+        record.status.value,
+        record.first_scheduled_ns,
+        record.first_token_ns,
+        record.finished_ns,
+        record.preemptions,
+        request.max_tokens,
+        request.priority,
+        record.reason,
+        " ".join(map(str, record.token_ns)),
+    )
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether `results` made this directory: its `config.yaml` starts with our marker."""
+    try:
+        with open(path / CONFIG, encoding="utf-8") as file:
+            return file.readline() == MARKER
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _clear(path: Path) -> None:
+    """Empty an earlier run's directory of what a run writes. Raises `InputError` for a directory that is not ours."""
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise InputError(f"{path}: is a file, expected a directory to write the run to")
+    if not any(path.iterdir()):
+        return
+    if not is_run_directory(path):
+        raise InputError(f"{path}: holds files and is not a run directory; choose an empty or a new one")
+    for name in (SUMMARY, SUMMARY + ".tmp", BATCHES, REQUESTS, TRACE):
+        (path / name).unlink(missing_ok=True)
+    shutil.rmtree(path / PLOTS, ignore_errors=True)
+
+
+def _plain(value: Any) -> Any:
+    """`value` with mappings as dicts and sequences as lists, which is what YAML's safe writer takes."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

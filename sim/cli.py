@@ -1,0 +1,59 @@
+"""The simulator's commands: `run` one configuration, `sweep` a grid of them."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from policies.config import load_config
+from policies.core.command import OneLineParser, exit_status
+from policies.core.errors import InputError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
+    parser = OneLineParser(prog="sim", description="Simulate scheduling policies for looped language models.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|sweep", parser_class=OneLineParser)
+    run = commands.add_parser("run", help="one simulation")
+    run.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
+    run.set_defaults(action=_run)
+    sweep = commands.add_parser("sweep", help="a grid of simulations, in parallel, resumable")
+    sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
+    sweep.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
+    sweep.add_argument("--keep-batches", action="store_true", help="keep every cell's batches.csv")
+    sweep.set_defaults(action=_sweep)
+    for command in (run, sweep):
+        command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
+        command.add_argument("--out", type=Path, default=None, metavar="DIR")
+    options = parser.parse_args(arguments)
+    return exit_status("sim", lambda: int(options.action(options)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    from results.table import print_table
+    from sim.run import simulate
+
+    path, summary = simulate(load_config(options.config, options.set), options.out, plots=not options.no_plots)
+    print_table([summary])
+    print(f"run directory: {path}", file=sys.stderr)
+    return 0 if summary["status"] == "complete" else 130 if summary["status"] == "interrupted" else 1
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from results.table import print_table
+    from sim.sweep import load_cells, run_sweep, tidy, write_pictures
+
+    if options.jobs == 0 or options.jobs < -1:
+        raise InputError(f"--jobs: {options.jobs}, expected -1 or a number of processes")
+    out = options.out or Path("results/runs") / options.config.stem
+    cells = load_cells(options.config, options.set, out)
+    results = list(run_sweep(cells, options.jobs, options.keep_batches))
+    order = {cell.directory: at for at, cell in enumerate(cells)}
+    results.sort(key=lambda result: order[result[0].directory])
+    out.mkdir(parents=True, exist_ok=True)
+    tidy(results).to_csv(out / "sweep.csv", index=False)
+    print_table([summary for _, summary in results])
+    pictures = write_pictures(results, out)
+    print(f"sweep.csv and {len(pictures)} plots in {out}", file=sys.stderr)
+    return 0 if all(summary["status"] == "complete" for _, summary in results) else 1

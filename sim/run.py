@@ -1,0 +1,103 @@
+"""One simulation: a checked config in, a run directory out. Everything between is the shared engine and a SimPy device."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from policies.config import RunConfig, model_shape
+from policies.core.arrivals import Arrivals
+from policies.core.engine import Engine
+from policies.core.errors import InputError
+from policies.core.model import ModelShape
+from policies.core.runlog import RunLog
+from policies.core.scheduler import Scheduler
+from results.finish import write_outputs
+from results.identity import RunIdentity
+from results.metrics import RunStatus
+from results.rundir import BATCHES, RunDirectory
+from sim.backend import SimBackend
+from sim.latency import LatencyModel
+from sim.models import load_device
+from workloads.spec import parse_workload
+from workloads.workload import Workload, load_workload
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """All parts of a simulation, ready to run once."""
+
+    config: RunConfig
+    model: ModelShape
+    latency: LatencyModel
+    workload: Workload
+    notes: tuple[str, ...]
+
+    @classmethod
+    def prepare(cls, config: RunConfig) -> "Simulation":
+        """Load model, device and workload and size the KV pool. Raises `InputError` before anything runs."""
+        model = model_shape(config)
+        latency = load_device(config.device, model)
+        config.policy.check(model, config.scheduler, config.cache)
+        workload = load_workload(parse_workload(config.workload, config.where), config.seed, config.base_dir)
+        if workload.max_context is not None:
+            model = dataclasses.replace(model, max_context_tokens=min(model.max_context_tokens, workload.max_context))
+        if config.cache.num_blocks is None:
+            config = config.with_blocks(default_blocks(config, model, latency))
+        return cls(config, model, latency, workload, (latency.provenance, *workload.notes))
+
+
+def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:
+    """KV blocks for the device's memory beside the weights, but no more than all running requests could ever use."""
+    block_size = config.cache.block_size
+    fits = latency.facts.kv_blocks(model, block_size)
+    useful = config.scheduler.max_num_seqs * model.num_loops * -(-model.max_context_tokens // block_size)
+    if fits < model.num_loops:
+        raise InputError(
+            f"device {latency.name}: {latency.facts.memory_bytes / 1e9:.0f} GB hold the {model.total_weight_bytes / 1e9:.1f} GB of "
+            f"weights of {model.name} and no KV block; set cache.num_blocks or choose another device"
+        )
+    return min(fits, useful)
+
+
+def simulate(config: RunConfig, out: Path | None, *, plots: bool = True, keep_batches: bool = True) -> tuple[Path, dict[str, Any]]:
+    """Run `config`, write its run directory, and return where it is and its summary.
+
+    Without `plots` neither pictures nor a Perfetto trace are written. Ctrl-C ends the run as `interrupted`: what was simulated
+    until then is written and marked. Raises `InputError` for a wrong config, and what the engine raises when an invariant breaks.
+    """
+    simulation = Simulation.prepare(config)
+    config = simulation.config
+    identity = RunIdentity.from_config(config.resolved, "sim", simulation.model.num_loops)
+    with RunDirectory.create(config.resolved, identity, out) as directory:
+        scheduler = Scheduler(config.policy, simulation.model, config.scheduler, config.cache)
+        log = RunLog(directory.batches)
+        engine = Engine(scheduler, Arrivals(simulation.workload.requests, simulation.workload.concurrency), log)
+        status = run_to_end(SimBackend(engine, simulation.latency, simulation.workload.oracle).run)
+        summary = write_outputs(
+            directory,
+            log,
+            scheduler,
+            identity,
+            config=config.resolved,
+            status=status,
+            plots=plots,
+            trace=plots,
+            skipped_rows=simulation.workload.skipped_rows,
+            notes=simulation.notes,
+        )
+    if not keep_batches:
+        (directory.path / BATCHES).unlink()
+    return directory.path, summary
+
+
+def run_to_end(run: Callable[[], None]) -> RunStatus:
+    """`complete`, or `interrupted` when Ctrl-C came first."""
+    try:
+        run()
+    except KeyboardInterrupt:
+        print("interrupted: writing what was simulated until now", file=sys.stderr)
+        return "interrupted"
+    return "complete"

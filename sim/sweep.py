@@ -1,0 +1,98 @@
+"""A grid of simulations: cells in parallel over processes, each in a run directory of its own, finished ones never run again.
+
+Parallelism is joblib's: its default backend uses the local cores, a registered one (Dask, Ray) spreads the cells over a cluster.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import joblib
+import pandas as pd
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from policies.config import RunConfig
+from policies.grid import load_grid
+from results.identity import RunIdentity
+from sim.run import Simulation, simulate
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the grid: its config, its place on the axes, and its directory."""
+
+    config: RunConfig
+    axes: Mapping[str, Any]
+    directory: Path
+
+    def finished_summary(self) -> dict[str, Any] | None:
+        """The summary of an earlier complete run of the same resolved config, or None."""
+        try:
+            summary: dict[str, Any] = json.loads((self.directory / SUMMARY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return summary if summary.get("status") == "complete" else None
+
+
+def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
+    """The cells of a sweep file, each with its directory below `out`. Raises `InputError`."""
+    return [
+        Cell(config, axes, out / "cells" / RunIdentity.from_config(config.resolved, "sim", 0).directory_name)
+        for axes, config in load_grid(path, overrides)
+    ]
+
+
+def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Yield (cell, summary) as cells finish, earlier finished ones first; shows a progress bar on stderr.
+
+    Every cell is prepared before the first runs, so that a wrong one costs nothing. A cell that breaks an invariant ends the sweep
+    with its error; finished cells stay, and the next call goes on from there.
+    """
+    todo = []
+    for cell in cells:
+        summary = cell.finished_summary()
+        if summary is None:
+            todo.append(cell)
+        else:
+            yield cell, summary
+    checked: set[str] = set()
+    for cell in todo:
+        workload = json.dumps(cell.config.resolved["workload"], sort_keys=True, default=str)
+        if workload not in checked:
+            Simulation.prepare(cell.config)
+            checked.add(workload)
+    if len(todo) < len(cells):
+        print(f"{len(cells) - len(todo)} of {len(cells)} cells are finished already", file=sys.stderr)
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not todo, console=_stderr()) as progress:
+        task = progress.add_task("cells", total=len(todo))
+        parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
+        for index, summary in parallel(joblib.delayed(_run_cell)(at, cell, keep_batches) for at, cell in enumerate(todo)):
+            progress.advance(task)
+            yield todo[index], summary
+
+
+def _run_cell(index: int, cell: Cell, keep_batches: bool) -> tuple[int, dict[str, Any]]:
+    return index, simulate(cell.config, cell.directory, plots=False, keep_batches=keep_batches)[1]
+
+
+def tidy(results: Sequence[tuple[Cell, Mapping[str, Any]]]) -> pd.DataFrame:
+    """One row per cell: its axes, then every number of its summary, nested ones as `ttft_ms.p99`; sorted by cell order."""
+    rows = []
+    for cell, summary in results:
+        axes = {f"axis.{key}": json.dumps(value) if isinstance(value, dict | list) else value for key, value in cell.axes.items()}
+        flat = pd.json_normalize(dict(summary)).to_dict("records")[0]
+        rows.append({**axes, **flat, "directory": os.fspath(cell.directory)})
+    return pd.DataFrame(rows)
+
+
+def _stderr() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True)

@@ -1,0 +1,482 @@
+"""An outside checker of the nine invariants (design section 2): reads the text of `batches.csv` and `requests.csv`, nothing else.
+
+Imports none of the scheduler's code, so that a mistake there cannot hide itself here. It replays the log as the order of events
+that `after_seq` fixes (batch formed, batch collected), keeps its own account of every request, and raises `Broken` at the first
+event that an invariant forbids. Invariant 8 (same seed, same bytes) needs two logs and is a plain comparison.
+"""
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+DEPTH_FREE = ("PRELUDE", "CODA", "PREFILLING_PRELUDE")
+RANGE_STAGES = {
+    "PREFILL": ("PREFILL",),
+    "PREFILLING_PRELUDE": ("PREFILLING_PRELUDE",),
+    "PREFILLING_RECURRENT": ("PREFILLING_RECURRENT",),
+    "PRELUDE": ("PRELUDE",),
+    "RECURRENT": ("RECURRENT", "PREFILLING_RECURRENT"),
+    "CODA": ("CODA",),
+}
+
+
+class Broken(AssertionError):
+    """An invariant does not hold; `number` is its number in design section 2 (0: the log itself is malformed)."""
+
+    def __init__(self, number: int, sentence: str) -> None:
+        super().__init__(f"invariant {number}: {sentence}")
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the run was told. `resident_chunks` is T under a wavefront and 1 otherwise; `num_groups` is blocks in each plane.
+
+    `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, so the time of every chance to form a batch
+    is known. `outputs` is the oracle of the run; without it any number of tokens up to `max_tokens` may end a request.
+    """
+
+    num_loops: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunk_tokens: int
+    inflight: int
+    resident_chunks: int
+    num_groups: int
+    block_size: int
+    max_context_tokens: int = 65536
+    by_priority: bool = False
+    scan_limit: int = 16
+    max_bypasses: int = 8
+    concurrency: int | None = None
+    has_exact_times: bool = True
+    outputs: Mapping[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Range:
+    request_id: int
+    stage: str
+    depth: int
+    start: int
+    count: int
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.stage.startswith("PREFILL")
+
+
+@dataclass(frozen=True)
+class Batch:
+    seq: int
+    stage: str
+    loops: int
+    num_requests: int
+    rows: int
+    submitted_ns: int
+    started_ns: int
+    finished_ns: int
+    host_ns: int
+    collected_ns: int
+    after_seq: int
+    ranges: tuple[Range, ...]
+    allocated: Mapping[int, tuple[int, ...]]
+
+
+@dataclass(eq=False)
+class Track:
+    """One request as `requests.csv` tells it, and what the batches so far have done to it."""
+
+    request_id: int
+    arrival_ns: int
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+    status: str
+    output_tokens: int
+    first_scheduled_ns: int | None
+    finished_ns: int | None
+    reason: str
+    token_ns: tuple[int, ...]
+    staged: int = 0
+    done: list[int] = field(default_factory=list)
+    expects: str = "PROMPT"
+    position: int = 0
+    depth: int = 0
+    coda_seqs: list[int] = field(default_factory=list)
+    last_seq: int = -1
+    groups: tuple[int, ...] = ()
+    is_ended: bool = False
+    bypasses: int = 0
+
+    @property
+    def queue_order(self) -> tuple[int, int]:
+        return (self.arrival_ns, self.request_id)
+
+    @property
+    def is_ready(self) -> bool:
+        """Something of it is left to schedule."""
+        return self.expects != "NOTHING" and not self.is_ended
+
+
+def parse_batches(text: str) -> list[Batch]:
+    """Every line of `batches.csv`."""
+    return [_batch(row) for row in csv.DictReader(io.StringIO(text))]
+
+
+def _batch(row: Mapping[str, str]) -> Batch:
+    ranges = []
+    for item in row["ranges"].split(" "):
+        request_id, stage, depth, start, count = item.split(":")
+        ranges.append(Range(int(request_id), stage, int(depth), int(start), int(count)))
+    allocated = {}
+    for item in row["allocated"].split():
+        request_id, runs = item.split(":")
+        groups: list[int] = []
+        for run in runs.split("+"):
+            first, _, last = run.partition("-")
+            groups.extend(range(int(first), int(last or first) + 1))
+        allocated[int(request_id)] = tuple(groups)
+    return Batch(
+        int(row["seq"]), row["stage"], int(row["loop_count"]), int(row["num_requests"]), int(row["rows"]), int(row["submitted_ns"]),
+        int(row["started_ns"]), int(row["finished_ns"]), int(row["select_ns"]) + int(row["host_ns"]), int(row["collected_ns"]),
+        int(row["after_seq"]), tuple(ranges), allocated,
+    )  # fmt: skip
+
+
+def parse_requests(text: str) -> dict[int, Track]:
+    """Every line of `requests.csv` by request id."""
+    tracks: dict[int, Track] = {}
+    for row in csv.DictReader(io.StringIO(text)):
+        track = Track(
+            int(row["request_id"]), int(row["arrival_ns"]), int(row["prompt_tokens"]), int(row["max_tokens"]), int(row["priority"]),
+            row["status"], int(row["output_tokens"]), _optional(row["first_scheduled_ns"]), _optional(row["finished_ns"]),
+            row["reason"], tuple(map(int, row["token_ns"].split())),
+        )  # fmt: skip
+        if track.request_id in tracks:
+            raise Broken(7, f"request {track.request_id} has two lines")
+        if _optional(row["first_token_ns"]) != (track.token_ns[0] if track.token_ns else None):
+            raise Broken(6, f"request {track.request_id}: first_token_ns {row['first_token_ns']} is not its first token's time")
+        tracks[track.request_id] = track
+    return tracks
+
+
+def _optional(text: str) -> int | None:
+    return int(text) if text else None
+
+
+def check_log(batches_csv: str, requests_csv: str, rules: Rules) -> "Replay":
+    """Verify a whole run. Raises `Broken`; returns the replay, whose counters a test may look at."""
+    replay = Replay(parse_batches(batches_csv), parse_requests(requests_csv), rules)
+    replay.run()
+    return replay
+
+
+class Replay:
+    """The log, event by event."""
+
+    def __init__(self, batches: list[Batch], tracks: dict[int, Track], rules: Rules) -> None:
+        self.batches, self.tracks, self.rules = batches, tracks, rules
+        self.surplus_rows = 0
+        self.peak_resident_chunks = 0
+        self._formed_seq = self._collected_seq = -1
+        self._running: dict[int, Track] = {}
+        self._arriving = [track for track in reversed(tracks.values()) if track.status != "refused"]
+        self._waiting: list[Track] = []
+        self._clients_free = rules.concurrency if rules.concurrency is not None else len(tracks)
+        for track in tracks.values():
+            track.done = [0] * rules.num_loops
+
+    def run(self) -> None:
+        self._check_refusals()
+        arrivals = [track.arrival_ns for track in self.tracks.values()]
+        if arrivals != sorted(arrivals):
+            raise Broken(6, f"requests are not in arrival order: {arrivals}")
+        now_ns = 0
+        previous: Batch | None = None
+        for number, batch in enumerate(self.batches):
+            if batch.seq != number:
+                raise Broken(0, f"line {number} holds batch {batch.seq}")
+            self._check_times(batch, previous)
+            self._check_shape(batch)
+            while self._collected_seq < batch.after_seq:
+                now_ns = self._collect(now_ns)
+            now_ns = self._form(batch, now_ns)
+            previous = batch
+        while self._collected_seq < len(self.batches) - 1:
+            now_ns = self._collect(now_ns)
+        self._check_idle(now_ns, None, None)
+        for track in self.tracks.values():
+            self._check_end(track)
+        self._check_concurrency()
+
+    def _check_times(self, batch: Batch, previous: Batch | None) -> None:
+        """Invariant 6, and the order of events: the device is a FIFO and at most `inflight` batches are submitted at once."""
+        seq = batch.seq
+        if not 0 <= batch.submitted_ns <= batch.started_ns <= batch.finished_ns <= batch.collected_ns:
+            raise Broken(6, f"batch {seq} submitted, started, finished, collected at {batch.submitted_ns}, {batch.started_ns}, "
+                            f"{batch.finished_ns}, {batch.collected_ns} ns")  # fmt: skip
+        if batch.after_seq >= seq or seq - batch.after_seq > self.rules.inflight:
+            raise Broken(5, f"batch {seq} formed after collecting {batch.after_seq}, inflight is {self.rules.inflight}")
+        if batch.after_seq >= 0 and self.batches[batch.after_seq].collected_ns > batch.submitted_ns:
+            raise Broken(6, f"batch {seq} formed at {batch.submitted_ns} ns, before batch {batch.after_seq} was collected")
+        if self.batches[batch.after_seq + 1].collected_ns < batch.submitted_ns:
+            raise Broken(6, f"batch {seq} formed at {batch.submitted_ns} ns without batch {batch.after_seq + 1}, collected earlier")
+        if previous is None:
+            return
+        if batch.started_ns < previous.finished_ns:
+            raise Broken(6, f"batch {seq} started at {batch.started_ns} ns, batch {seq - 1} finished at {previous.finished_ns}")
+        if batch.submitted_ns < previous.submitted_ns or batch.collected_ns < previous.collected_ns:
+            raise Broken(6, f"batch {seq} was submitted or collected before batch {seq - 1}")
+        if batch.after_seq < previous.after_seq:
+            raise Broken(6, f"batch {seq} knew of {batch.after_seq}, batch {seq - 1} of {previous.after_seq}")
+
+    def _check_shape(self, batch: Batch) -> None:
+        """Invariant 5 and the rules on stages and loop counts, from the batch alone."""
+        rules, ranges = self.rules, batch.ranges
+        ids = {item.request_id for item in ranges}
+        if batch.rows != sum(item.count for item in ranges) or batch.num_requests != len(ids):
+            raise Broken(0, f"batch {batch.seq} counts {batch.rows} rows of {batch.num_requests} requests, its ranges do not")
+        if batch.rows > rules.max_num_batched_tokens:
+            raise Broken(5, f"batch {batch.seq} has {batch.rows} rows of {rules.max_num_batched_tokens}")
+        if len(ids) > rules.max_num_seqs:
+            raise Broken(5, f"batch {batch.seq} has {len(ids)} requests of {rules.max_num_seqs}")
+        if (batch.stage in DEPTH_FREE) != (batch.loops == 0):
+            raise Broken(2, f"batch {batch.seq}: loop_count {batch.loops} in a {batch.stage} batch")
+        if batch.stage not in {item.stage for item in ranges}:
+            raise Broken(2, f"{batch.stage} batch {batch.seq} has no range of its stage")
+        for item in ranges:
+            if item.count < 1:
+                raise Broken(2, f"batch {batch.seq} has an empty range {item}")
+            if item.stage not in RANGE_STAGES[batch.stage]:
+                raise Broken(2, f"{item.stage} range in {batch.stage} batch {batch.seq}")
+            if not 0 <= item.depth <= rules.num_loops - batch.loops:
+                raise Broken(2, f"batch {batch.seq} runs {batch.loops} depths from {item.depth} of {rules.num_loops}")
+            runs_to_end = item.depth + batch.loops == rules.num_loops
+            if not runs_to_end and (batch.loops > 1 or item.stage == "PREFILL"):
+                raise Broken(2, f"batch {batch.seq} stops {item} after {batch.loops} depths: neither a boundary nor the end")
+
+    def _form(self, batch: Batch, now_ns: int) -> int:
+        """Batch `batch` is formed: the chance must be there, and every range must follow from what ran before."""
+        self._check_idle(now_ns, batch, None)
+        self._formed_seq = batch.seq
+        self._arrive(batch.submitted_ns)
+        self._check_admissions(batch)
+        depths_run: set[tuple[int, int]] = set()
+        for item in batch.ranges:
+            track = self._running.get(item.request_id)
+            if track is None:
+                raise Broken(4, f"batch {batch.seq} runs request {item.request_id}, which holds no blocks")
+            if track.is_ended:
+                raise Broken(7, f"batch {batch.seq} runs request {item.request_id}, known to have ended")
+            for at in range(item.depth, item.depth + max(batch.loops, 1)):
+                if (item.request_id, at) in depths_run:
+                    raise Broken(2, f"batch {batch.seq} runs request {item.request_id} twice at depth {at}")
+                depths_run.add((item.request_id, at))
+            if item.is_prompt:
+                self._check_prompt(track, item, batch)
+            else:
+                self._check_decode(track, item, batch)
+        for item in batch.ranges:
+            self._apply(self.tracks[item.request_id], item, batch)
+        for track in {item.request_id: self.tracks[item.request_id] for item in batch.ranges}.values():
+            frontiers = [track.prompt_tokens, track.staged, *track.done]
+            if frontiers != sorted(frontiers, reverse=True):
+                raise Broken(1, f"request {track.request_id} after batch {batch.seq}: staged {track.staged}, depths {track.done}")
+        return batch.submitted_ns + (batch.host_ns if self.rules.has_exact_times else 0)
+
+    def _check_prompt(self, track: Track, item: Range, batch: Batch) -> None:
+        """Invariants 2 and 3 against the state before the batch: coverage, causal order, chunk boundaries, ring slots."""
+        start, end, chunk = item.start, item.start + item.count, self.rules.chunk_tokens
+        where = f"batch {batch.seq}, request {track.request_id}, tokens [{start}, {end}) at depth {item.depth}"
+        if track.expects != "PROMPT":
+            raise Broken(2, f"{where}: the prompt is done")
+        if end > track.prompt_tokens or start // chunk != (end - 1) // chunk:
+            raise Broken(2, f"{where}: leaves its chunk of {chunk} or the prompt of {track.prompt_tokens}")
+        if item.stage == "PREFILLING_PRELUDE":
+            if start != track.staged:
+                raise Broken(2, f"{where}: staged are {track.staged} tokens")
+        else:
+            for at in range(item.depth, item.depth + batch.loops):
+                if start != track.done[at]:
+                    what = "run twice" if start < track.done[at] else "run before the tokens ahead of them"
+                    raise Broken(2, f"{where}: tokens {what}, depth {at} is done up to {track.done[at]}")
+            if item.depth > 0 and end > track.done[item.depth - 1]:
+                raise Broken(2, f"{where}: depth {item.depth - 1} is done up to {track.done[item.depth - 1]}")
+            if item.depth == 0 and start < track.staged < end:
+                raise Broken(2, f"{where}: partly staged, up to {track.staged}")
+        oldest = track.done[-1] // chunk
+        resident = (max(end, track.staged) - 1) // chunk - oldest + 1
+        self.peak_resident_chunks = max(self.peak_resident_chunks, resident)
+        if resident > self.rules.resident_chunks:
+            raise Broken(3, f"{where}: {resident} chunks resident, {self.rules.resident_chunks} allowed")
+
+    def _check_decode(self, track: Track, item: Range, batch: Batch) -> None:
+        """Invariant 2 for decode: CODA, then PRELUDE, all depths and CODA of the next position, one row each."""
+        depth = 0 if item.stage == "CODA" else track.depth
+        if (item.stage, item.start, item.count, item.depth) != (track.expects, track.position, 1, depth):
+            raise Broken(2, f"batch {batch.seq}: {item}, expected {track.expects} at {track.position}, depth {track.depth}")
+
+    def _apply(self, track: Track, item: Range, batch: Batch) -> None:
+        if track.last_seq < 0 and track.first_scheduled_ns != batch.submitted_ns:
+            raise Broken(6, f"request {track.request_id} first ran at {batch.submitted_ns}, not {track.first_scheduled_ns} ns")
+        track.last_seq = batch.seq
+        loops = batch.loops
+        if item.is_prompt:
+            track.staged = max(track.staged, item.start + item.count)
+            for at in range(item.depth, item.depth + loops):
+                track.done[at] += item.count
+            if track.done[-1] == track.prompt_tokens:
+                track.expects, track.position = "CODA", track.prompt_tokens - 1
+        elif item.stage == "CODA":
+            track.coda_seqs.append(batch.seq)
+            track.position += 1
+            track.expects = "PRELUDE" if len(track.coda_seqs) < track.max_tokens else "NOTHING"
+        elif item.stage == "PRELUDE":
+            track.expects = "RECURRENT"
+        else:
+            track.depth += loops
+            if track.depth == self.rules.num_loops:
+                track.expects, track.depth = "CODA", 0
+
+    def _collect(self, now_ns: int) -> int:
+        """The oldest submitted batch is collected: tokens are delivered and what nothing uses any more returns."""
+        batch = self.batches[self._collected_seq + 1]
+        self._check_idle(now_ns, None, batch)
+        self._collected_seq = batch.seq
+        self.surplus_rows += sum(item.count for item in batch.ranges if self.tracks[item.request_id].is_ended)
+        for item in batch.ranges:
+            track = self.tracks[item.request_id]
+            if item.stage == "CODA" and not track.is_ended:
+                number = track.coda_seqs.index(batch.seq)
+                if number >= len(track.token_ns) or track.token_ns[number] != batch.finished_ns:
+                    raise Broken(7, f"token {number + 1} of request {track.request_id} was made by batch {batch.seq}, finished at "
+                                    f"{batch.finished_ns} ns; delivered at {track.token_ns[number:number + 1]}")  # fmt: skip
+                track.is_ended = number + 1 == track.output_tokens
+                self._clients_free += track.is_ended and self.rules.concurrency is not None
+        self._running = {
+            key: track for key, track in self._running.items() if not (track.is_ended and track.last_seq <= self._collected_seq)
+        }
+        return batch.collected_ns
+
+    def _check_idle(self, now_ns: int, forms: Batch | None, collects: Batch | None) -> None:
+        """Invariant 9: from the event at `now_ns` to the next one no chance to form a batch was passed over.
+
+        The next event is that a batch is formed, or that one is collected, or (both None) that the run ends.
+        """
+        if self._formed_seq - self._collected_seq >= self.rules.inflight:
+            return
+        self._arrive(now_ns)
+        if any(track.is_ready for track in self._running.values()) or self._admissible():
+            self._check_formed(forms, now_ns)
+        elif self.rules.has_exact_times:
+            until_ns = forms.submitted_ns if forms else collects.collected_ns if collects else None
+            while self._arriving and (until_ns is None or self._arriving[-1].arrival_ns <= until_ns) and self._clients_free > 0:
+                arrival_ns = self._arriving[-1].arrival_ns
+                self._arrive(arrival_ns)
+                if self._admissible():
+                    self._check_formed(forms, arrival_ns)
+                    return
+            if forms:
+                raise Broken(9, f"batch {forms.seq} is formed at {forms.submitted_ns} ns, when nothing had happened")
+
+    def _check_formed(self, batch: Batch | None, now_ns: int) -> None:
+        if batch is None:
+            raise Broken(9, f"ready work and a place in flight at {now_ns} ns, and no batch formed")
+        if self.rules.has_exact_times and batch.submitted_ns != now_ns:
+            raise Broken(9, f"batch {batch.seq} could have been formed at {now_ns} ns, was at {batch.submitted_ns}")
+
+    def _arrive(self, now_ns: int) -> None:
+        """Requests that have arrived by `now_ns` wait; under a closed loop the next one comes after an earlier one's end."""
+        while self._arriving and self._arriving[-1].arrival_ns <= now_ns and self._clients_free > 0:
+            self._clients_free -= 1
+            self._waiting.append(self._arriving.pop())
+
+    def _admissible(self) -> list[int]:
+        """Requests that admission lets in now, one after another, by queue order, scan limit and bypass limits."""
+        rules = self.rules
+        self._waiting.sort(key=lambda t: (t.priority if rules.by_priority else 0, t.queue_order))
+        free = rules.num_groups - sum(len(track.groups) for track in self._running.values())
+        queue, bypasses = list(self._waiting), {track.request_id: track.bypasses for track in self._waiting}
+        taken: list[int] = []
+        while len(self._running) + len(taken) < rules.max_num_seqs:
+            overtaken: list[int] = []
+            for track in queue[: rules.scan_limit]:
+                if self._groups(track) <= free:
+                    break
+                if bypasses[track.request_id] >= rules.max_bypasses:
+                    return taken
+                overtaken.append(track.request_id)
+            else:
+                return taken
+            for request_id in overtaken:
+                bypasses[request_id] += 1
+            free -= self._groups(track)
+            taken.append(track.request_id)
+            queue.remove(track)
+        return taken
+
+    def _groups(self, track: Track) -> int:
+        return -(-(track.prompt_tokens + track.max_tokens - 1) // self.rules.block_size)
+
+    def _check_admissions(self, batch: Batch) -> None:
+        """Invariant 4 for blocks, 5 for places, and the order of admission."""
+        expected = self._admissible()
+        if list(batch.allocated) != expected:
+            raise Broken(9, f"batch {batch.seq} admits {list(batch.allocated)}, by order, scan and bypass limits it is {expected}")
+        for request_id, groups in batch.allocated.items():
+            track = self.tracks[request_id]
+            place = self._waiting.index(track)
+            for overtaken in self._waiting[:place]:
+                overtaken.bypasses += 1
+            del self._waiting[place]
+            if len(groups) != self._groups(track) or not all(0 <= group < self.rules.num_groups for group in groups):
+                raise Broken(4, f"request {request_id} needs {self._groups(track)} of {self.rules.num_groups} groups, got {groups}")
+            held = [group for other in self._running.values() for group in other.groups]
+            if len({*held, *groups}) != len(held) + len(groups):
+                raise Broken(4, f"request {request_id} got a group of {groups} twice or while another request holds it")
+            track.groups = groups
+            self._running[request_id] = track
+        if len(self._running) > self.rules.max_num_seqs:
+            raise Broken(5, f"{len(self._running)} requests run at batch {batch.seq}, max_num_seqs is {self.rules.max_num_seqs}")
+
+    def _check_refusals(self) -> None:
+        """Exactly the requests that can never fit are refused, with a reason."""
+        for track in self.tracks.values():
+            fits = self._groups(track) <= self.rules.num_groups
+            fits = fits and track.prompt_tokens + track.max_tokens <= self.rules.max_context_tokens
+            if fits == (track.status == "refused") or fits != (track.reason == ""):
+                what = "it can fit" if fits else "it can never fit"
+                raise Broken(7, f"request {track.request_id} is {track.status} ({track.reason}), {what}")
+
+    def _check_end(self, track: Track) -> None:
+        """Invariant 7: it ended once, with the tokens it should have; and its own times are in order (6)."""
+        who = f"request {track.request_id}"
+        if track.status == "refused":
+            if track.last_seq >= 0 or track.output_tokens or track.finished_ns is None or track.finished_ns < track.arrival_ns:
+                raise Broken(7, f"{who} was refused and ran, or has no end")
+            return
+        if track.status != "finished" or not track.is_ended or track.request_id in self._running:
+            raise Broken(7, f"{who} is {track.status} with {track.output_tokens} tokens delivered")
+        if not 1 <= track.output_tokens == len(track.token_ns) <= track.max_tokens:
+            raise Broken(7, f"{who} has {track.output_tokens} tokens, {len(track.token_ns)} times, max_tokens {track.max_tokens}")
+        if self.rules.outputs is not None:
+            expected = min(self.rules.outputs.get(track.request_id, track.max_tokens), track.max_tokens)
+            if track.output_tokens != expected:
+                raise Broken(7, f"{who} ended after {track.output_tokens} tokens, the oracle says {expected}")
+        times = [track.arrival_ns, track.first_scheduled_ns or 0, *track.token_ns, track.finished_ns or 0]
+        if times != sorted(times) or track.finished_ns != track.token_ns[-1]:
+            raise Broken(6, f"{who}: arrival, first scheduled, tokens, finish at {times} ns")
+
+    def _check_concurrency(self) -> None:
+        """A closed loop never has more requests outstanding than its clients."""
+        if self.rules.concurrency is None:
+            return
+        spans = [(t.arrival_ns, t.finished_ns or 0) for t in self.tracks.values() if t.finished_ns != t.arrival_ns]
+        edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+        outstanding = 0
+        for at_ns, step in edges:
+            outstanding += step
+            if outstanding > self.rules.concurrency:
+                raise Broken(7, f"{outstanding} requests outstanding at {at_ns} ns, concurrency is {self.rules.concurrency}")

@@ -1,0 +1,241 @@
+"""Properties of every policy on random small worlds: the nine invariants by an outside checker, and nothing left at the end."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from log_checker import Replay, Rules, check_log, parse_batches
+from toy_backend import Run, World, model_with, run
+
+from policies.atomic import Atomic
+from policies.core.batch import ExecutionBatch
+from policies.core.policy import Policy
+from policies.core.request import Request
+from policies.core.settings import SchedulerSettings
+from policies.mixed import Mixed
+from policies.registry import POLICIES
+from policies.split import Split
+from policies.wcpb import Wavefront
+
+VARIANTS: dict[str, Policy] = {
+    "atomic": Atomic(),
+    "split": Split(),
+    "mixed": Mixed(),
+    "wcpb": Wavefront(),
+    "wcpb-apart": Wavefront(mix_decode=False),
+    "wcpb-staged": Wavefront(fuse_prelude=False),
+    "wcpb-apart-staged": Wavefront(mix_decode=False, fuse_prelude=False),
+}
+PROFILE = settings(
+    max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random world: everything but the policy."""
+
+    requests: tuple[Request, ...]
+    outputs: Mapping[int, int]
+    scheduler: SchedulerSettings
+    num_loops: int
+    num_blocks: int
+    block_size: int
+    concurrency: int | None
+    durations_ns: tuple[int, ...]
+    host_ns: int
+    collect_delay_ns: int
+    max_context_tokens: int
+
+    def run(self, policy: Policy) -> Run:
+        return run(
+            policy,
+            self.requests,
+            self.scheduler,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            concurrency=self.concurrency,
+            model=model_with(self.num_loops, self.max_context_tokens),
+            world=World(self.duration_ns, self.outputs, self.host_ns, self.collect_delay_ns),
+        )
+
+    def duration_ns(self, batch: ExecutionBatch) -> int:
+        return self.durations_ns[batch.seq % len(self.durations_ns)]
+
+    def rules(self, policy: Policy) -> Rules:
+        return Rules(
+            num_loops=self.num_loops,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
+            chunk_tokens=self.scheduler.prefill_chunk_size or self.scheduler.max_num_batched_tokens,
+            inflight=self.scheduler.inflight,
+            resident_chunks=self.num_loops if isinstance(policy, Wavefront) else 1,
+            num_groups=self.num_blocks // self.num_loops,
+            block_size=self.block_size,
+            max_context_tokens=self.max_context_tokens,
+            by_priority=self.scheduler.admission == "priority",
+            scan_limit=self.scheduler.admission_scan_limit,
+            max_bypasses=self.scheduler.max_admission_bypasses,
+            concurrency=self.concurrency,
+            outputs=self.outputs,
+        )
+
+
+@st.composite
+def schedulers(draw: st.DrawFn) -> SchedulerSettings:
+    """Limits from the smallest that work to some that never bind; chunks up to the budget, and None."""
+    budget = draw(st.one_of(st.integers(1, 12), st.integers(1, 64)))
+    return SchedulerSettings(
+        max_num_seqs=draw(st.integers(1, 5)),
+        max_num_batched_tokens=budget,
+        prefill_chunk_size=draw(st.one_of(st.none(), st.integers(1, min(budget, 6)), st.integers(1, budget))),
+        decode=draw(st.sampled_from(["refill", "no_refill"])),
+        inflight=draw(st.sampled_from([1, 2])),
+        admission=draw(st.sampled_from(["fcfs", "priority"])),
+        admission_scan_limit=draw(st.integers(1, 4)),
+        max_admission_bypasses=draw(st.integers(0, 3)),
+        max_prefill_batches_before_decode=draw(st.integers(1, 3)),
+        min_coda_batch_size=draw(st.integers(1, 3)),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Up to nine requests, some of which never fit; a pool from one group in each plane up; a device with any durations, 0 too."""
+    num_loops = draw(st.sampled_from([4, 4, 4, 1, 2, 3, 5]))
+    block_size = draw(st.integers(1, 8))
+    requests, outputs, now_ns = [], {}, 0
+    for request_id in draw(st.permutations(range(draw(st.integers(1, 9))))):
+        now_ns += draw(st.sampled_from([0, 0, 1, 7, 40, 300]))
+        max_tokens = draw(st.integers(1, 6))
+        prompt_tokens = draw(st.one_of(st.integers(1, 12), st.integers(1, 48)))
+        requests.append(Request(request_id, now_ns, prompt_tokens, max_tokens, draw(st.integers(0, 2))))
+        outputs[request_id] = draw(st.integers(1, max_tokens))
+    groups = draw(st.one_of(st.integers(1, 12), st.integers(8, 80)))
+    return Case(
+        requests=tuple(sorted(requests, key=lambda request: (request.arrival_ns, request.request_id))),
+        outputs=outputs,
+        scheduler=draw(schedulers()),
+        num_loops=num_loops,
+        num_blocks=groups * num_loops + draw(st.integers(0, num_loops - 1)),
+        block_size=block_size,
+        concurrency=draw(st.sampled_from([None, None, 1, 2, 4])),
+        durations_ns=tuple(draw(st.lists(st.integers(0, 30), min_size=1, max_size=7))),
+        host_ns=draw(st.sampled_from([0, 0, 5, 50])),
+        collect_delay_ns=draw(st.sampled_from([0, 0, 3])),
+        max_context_tokens=draw(st.sampled_from([65536, 65536, 40])),
+    )
+
+
+def checked(case: Case, policy: Policy) -> tuple[Run, Replay]:
+    result = case.run(policy)
+    result.engine.scheduler.check_drained()
+    replay = check_log(result.batches_csv, result.requests_csv, case.rules(policy))
+    return result, replay
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_policy_keeps_all_invariants_on_random_worlds_and_leaves_nothing_allocated(name: str) -> None:
+    @PROFILE
+    @given(cases())
+    def holds(case: Case) -> None:
+        result, replay = checked(case, VARIANTS[name])
+        assert replay.surplus_rows == result.engine.scheduler.surplus_rows
+
+    holds()
+
+
+def test_every_policy_of_the_registry_is_driven_here() -> None:
+    assert {type(policy) for policy in VARIANTS.values()} == set(POLICIES.values())
+
+
+@PROFILE
+@given(cases())
+def test_split_and_atomic_never_put_prompt_and_decode_rows_in_one_batch(case: Case) -> None:
+    for policy in (Atomic(), Split(), Wavefront(mix_decode=False)):
+        for batch in parse_batches(case.run(policy).batches_csv):
+            assert len({item.is_prompt for item in batch.ranges}) == 1
+
+
+@PROFILE
+@given(cases())
+def test_an_atomic_prompt_chunk_always_runs_all_depths_in_one_submission(case: Case) -> None:
+    for batch in case.run(Atomic()).batches:
+        if any(item.stage.startswith("PREFILL") for item in batch.ranges):
+            assert (batch.stage, batch.loop_count) == ("PREFILL", case.num_loops)
+
+
+@PROFILE
+@given(cases())
+def test_a_held_cohort_takes_no_new_tokens_until_it_has_drained(case: Case) -> None:
+    if case.scheduler.decode == "refill":
+        return
+    for policy in VARIANTS.values():
+        looping: dict[int, int] = {}
+        for batch in parse_batches(case.run(policy).batches_csv):
+            if batch.stage in ("PRELUDE", "CODA"):
+                assert not {key: depth for key, depth in looping.items() if depth < case.num_loops and depth >= 0}, batch
+                looping.update({item.request_id: 0 for item in batch.ranges if item.stage == "PRELUDE"})
+            for item in batch.ranges:
+                if item.stage == "RECURRENT":
+                    looping[item.request_id] = item.depth + batch.loops
+
+
+@PROFILE
+@given(cases())
+def test_all_policies_run_the_same_tokens_and_differ_only_in_when(case: Case) -> None:
+    def work(policy: Policy) -> set[tuple[int, str, int, int]]:
+        done = set()
+        ends = {key: record.request.prompt_tokens + record.output_tokens - 1 for key, record in logs[policy.name].items()}
+        for batch in runs[policy.name].batches:
+            for item in batch.ranges:
+                for depth in range(item.depth, item.depth + batch.loop_count):
+                    kind = "prompt" if item.stage.startswith("PREFILL") else "decode"
+                    done.update(
+                        (item.request_id, kind, token, depth)
+                        for token in range(item.token_start, item.token_end)
+                        if token < ends[item.request_id]
+                    )
+        return done
+
+    policies = (Atomic(), Split(), Mixed(), Wavefront())
+    runs = {policy.name: case.run(policy) for policy in policies}
+    logs = {name: result.engine.log.records for name, result in runs.items()}
+    assert len({frozenset(work(policy)) for policy in policies}) == 1
+
+
+DETERMINISM = """
+import hashlib, sys
+sys.path[:0] = {paths!r}
+from test_core_properties import VARIANTS
+from toy_backend import World, run
+from policies.core.request import Request
+from policies.core.settings import SchedulerSettings
+requests = [Request(i, i * 700, 17 + i * 31 % 90, 1 + i % 9, i % 3) for i in range(40)]
+world = World(lambda batch: 500 + batch.rows * 3 * max(batch.loop_count, 1), {{i: 1 + i % 4 for i in range(0, 40, 3)}}, 20, 5)
+for name, policy in VARIANTS.items():
+    for decode in ("refill", "no_refill"):
+        for concurrency in (None, 6):
+            limits = SchedulerSettings(5, 48, 16, decode, admission="priority", max_admission_bypasses=2)
+            result = run(policy, requests, limits, 160, 8, concurrency, world=world)
+            sys.stdout.write(result.batches_csv + result.requests_csv)
+"""
+
+
+def test_the_log_is_the_same_byte_for_byte_whatever_the_hash_seed() -> None:
+    here = Path(__file__).parent
+    script = DETERMINISM.format(paths=[str(here), str(here.parent)])
+    started = [
+        subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE)
+        for seed in ("0", "4242")
+    ]
+    first, second = (process.communicate(timeout=120)[0] for process in started)
+    assert all(process.returncode == 0 for process in started)
+    assert len(first) > 100_000
+    assert first == second

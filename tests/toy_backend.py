@@ -1,0 +1,127 @@
+"""A small deterministic world for tests: one FIFO device with given durations, driven in plain Python. No SimPy, no clock."""
+
+import csv
+import io
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from policies.core.arrivals import Arrivals
+from policies.core.batch import ExecutionBatch, Stage
+from policies.core.engine import Engine
+from policies.core.events import Command, Completion, Event, Submit, Tick
+from policies.core.model import OURO_TINY, ModelShape
+from policies.core.policy import Policy
+from policies.core.request import Request
+from policies.core.runlog import REQUEST_COLUMNS, RunLog
+from policies.core.scheduler import Scheduler
+from policies.core.settings import CacheSettings, SchedulerSettings
+from results.rundir import request_row
+
+Duration = Callable[[ExecutionBatch], int]
+
+
+def model_with(num_loops: int = 4, max_context_tokens: int = 65536) -> ModelShape:
+    """The tiny model with another number of loops or a shorter context."""
+    return replace(OURO_TINY, num_loops=num_loops, max_context_tokens=max_context_tokens)
+
+
+@dataclass
+class World:
+    """What is outside the engine. `outputs` is the oracle: tokens a request really produces (missing: its max_tokens).
+
+    Handing a batch over takes `host_ns`; the engine learns of a completion `collect_delay_ns` after the device finished.
+    """
+
+    duration_ns: Duration = lambda batch: 1000
+    outputs: Mapping[int, int] = field(default_factory=dict)
+    host_ns: int = 0
+    collect_delay_ns: int = 0
+
+
+@dataclass
+class Run:
+    """A finished run: its engine, every command it gave, every batch, and both log files as text."""
+
+    engine: Engine
+    commands: list[Command]
+    batches: list[ExecutionBatch]
+    batches_csv: str
+    requests_csv: str
+
+    @property
+    def rows_per_invocation(self) -> float:
+        totals = self.engine.log.totals
+        return totals.recurrent_rows / totals.recurrent_invocations
+
+
+def run(
+    policy: Policy,
+    requests: Iterable[Request],
+    settings: SchedulerSettings | None = None,
+    num_blocks: int = 40_000,
+    block_size: int = 16,
+    concurrency: int | None = None,
+    model: ModelShape = OURO_TINY,
+    world: World | None = None,
+) -> Run:
+    """Run `requests` to the end and return what is left of it. Raises what the engine raises."""
+    cache = CacheSettings(block_size=block_size, num_blocks=num_blocks)
+    scheduler = Scheduler(policy, model, settings or SchedulerSettings(), cache)
+    text = io.StringIO()
+    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(text))
+    commands = drive(engine, world or World())
+    batches = [command.batch for command in commands if isinstance(command, Submit)]
+    return Run(engine, commands, batches, text.getvalue(), requests_text(engine.log))
+
+
+def drive(engine: Engine, world: World) -> list[Command]:
+    """Answer the engine's commands until it ends; return them. A completion at `until_ns` itself comes after that tick."""
+    commands: list[Command] = []
+    pending: deque[tuple[ExecutionBatch, int, int]] = deque()
+    loop: Generator[Command, Event, None] = engine.run()
+    now_ns = device_free_ns = 0
+    event: Event | None = None
+    while True:
+        try:
+            command = next(loop) if event is None else loop.send(event)
+        except StopIteration:
+            return commands
+        commands.append(command)
+        if isinstance(command, Submit):
+            now_ns += world.host_ns
+            started_ns = max(now_ns, device_free_ns)
+            device_free_ns = started_ns + world.duration_ns(command.batch)
+            pending.append((command.batch, started_ns, device_free_ns))
+            event = Tick(now_ns)
+        elif pending and (command.until_ns is None or pending[0][2] + world.collect_delay_ns < command.until_ns):
+            batch, started_ns, finished_ns = pending.popleft()
+            now_ns = max(now_ns, finished_ns + world.collect_delay_ns)
+            ended = stops(engine, batch, world.outputs)
+            event = Completion(batch.seq, now_ns, started_ns, finished_ns, ended, host_ns=world.host_ns)
+        else:
+            assert command.until_ns is not None, "the engine waits for a completion and nothing is in flight"
+            now_ns = max(now_ns, command.until_ns)
+            event = Tick(now_ns)
+
+
+def stops(engine: Engine, batch: ExecutionBatch, outputs: Mapping[int, int]) -> frozenset[int]:
+    """Requests whose row in a CODA batch makes their last token or a later one."""
+    if batch.stage is not Stage.CODA:
+        return frozenset()
+    found = []
+    for item in batch.ranges:
+        request = engine.log.records[item.request_id].request
+        number = item.token_start - request.prompt_tokens + 2
+        if number >= outputs.get(item.request_id, request.max_tokens):
+            found.append(item.request_id)
+    return frozenset(found)
+
+
+def requests_text(log: RunLog) -> str:
+    """`requests.csv` as the results package writes it."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(REQUEST_COLUMNS)
+    writer.writerows(map(request_row, log.records.values()))
+    return text.getvalue()

@@ -1,0 +1,218 @@
+"""From lines of text to checked rows, one at a time: CSV and JSON lines alike. Holds no more than one row.
+
+A row that cannot be used is an `InputError` naming file, physical line, column, value and what was expected.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from policies.core.errors import InputError
+from workloads.formats import Layout, normalise
+from workloads.spec import MAX_TOKENS
+from workloads.timestamps import UNIT_NAMES, TimestampError, guess_unit, is_number, iso_ns, number_ns
+
+Record = tuple[int, Mapping[str, Any]]
+"""A line number, counted from 1, and the cells of that line by normalised column name."""
+
+
+class Row(NamedTuple):
+    """One usable line. Tokens are as recorded: zero means that the request failed. `arrival_ns` is not rebased yet."""
+
+    line: int
+    arrival_ns: int | None
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int | None
+    priority: int
+    blocks: tuple[int, ...]
+
+
+class Records:
+    """The records of a text stream, read as they are asked for, and the `columns` of its header or first object.
+
+    A first character `{` means JSON lines, anything else CSV with a header. Iterate once. Blank lines are passed over.
+    """
+
+    def __init__(self, path: Path, text: Iterable[str]) -> None:
+        self.path = path
+        lines = iter(text)
+        self._blank_lines = 0
+        for first in lines:
+            if first.strip():
+                break
+            self._blank_lines += 1
+        else:
+            raise InputError(f"{path}: is empty, expected a trace")
+        self.is_json = first.lstrip().startswith(("{", "["))
+        self.header_line = self._blank_lines + 1
+        self._objects: Iterator[tuple[int, dict[str, Any]]] = iter(())
+        self._cells: Iterator[tuple[int, list[str]]] = iter(())
+        self.columns: tuple[str, ...]
+        if self.is_json:
+            self._objects = self._read_json(chain([first], lines))
+            head = next(self._objects)
+            self._objects = chain([head], self._objects)
+            self.columns = tuple(head[1])
+        else:
+            self._cells = self._read_csv(chain([first], lines))
+            self.columns = tuple(next(self._cells, (1, []))[1])
+
+    def __iter__(self) -> Iterator[Record]:
+        if self.is_json:
+            yield from ((line, {normalise(name): value for name, value in item.items()}) for line, item in self._objects)
+            return
+        names = [normalise(name) for name in self.columns]
+        for line, cells in self._cells:
+            yield line, dict(zip(names, cells, strict=False))
+
+    def cells(self) -> Iterator[tuple[int, list[str]]]:
+        """Every CSV row by position, the first one too: for files without a header."""
+        return chain([(self.header_line, list(self.columns))], self._cells)
+
+    def _read_csv(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader(lines, strict=True)
+        while True:
+            line = self._blank_lines + reader.line_num + 1
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise InputError(f"{self.path}: line {line}: not valid CSV ({error})") from None
+            if any(cell.strip() for cell in cells):
+                yield line, cells
+
+    def _read_json(self, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for line, text in enumerate(lines, self._blank_lines + 1):
+            if not text.strip():
+                continue
+            try:
+                item = json.loads(text, parse_float=Decimal, parse_constant=str)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{self.path}: line {line}: not valid JSON ({error}), expected one whole object a line") from None
+            if not isinstance(item, dict):
+                raise InputError(f"{self.path}: line {line}: {_shown(item)}, expected one JSON object a line")
+            yield line, item
+
+
+class RowReader:
+    """Checks the records of one file against its layout. Owns what the first row settles: how times are written."""
+
+    def __init__(self, path: Path, layout: Layout, timestamp_unit: str) -> None:
+        self._path = path
+        self._layout = layout
+        self.unit: str | None = layout.fixed_unit or (None if timestamp_unit == "auto" else timestamp_unit)
+        self._is_iso: bool | None = None
+        if layout.fixed_unit and timestamp_unit not in ("auto", layout.fixed_unit):
+            raise InputError(f"workload.timestamp_unit: {timestamp_unit!r}, expected auto: column {layout.arrival} says its unit")
+
+    def read(self, records: Iterable[Record]) -> Iterator[Row]:
+        """Yield the rows in file order. Raises `InputError` at the first bad one."""
+        fmt = self._layout.format
+        for line, cells in records:
+            yield Row(
+                line,
+                self._arrival(line, cells),
+                self._tokens(line, cells, fmt.prompt),
+                self._tokens(line, cells, fmt.output),
+                self._max_tokens(line, cells),
+                self._priority(line, cells),
+                self._blocks(line, cells),
+            )
+
+    def _arrival(self, line: int, cells: Mapping[str, Any]) -> int | None:
+        column = self._layout.arrival
+        if column is None:
+            return None
+        value = cells.get(normalise(column))
+        text = "" if value is None or isinstance(value, bool | list | dict) else str(value).strip()
+        if not text:
+            self._refuse(line, column, value, "an arrival time")
+        if self._is_iso is None:
+            self._is_iso = not is_number(text)
+            if not self._is_iso and self.unit is None:
+                self.unit = guess_unit(text, self._layout.format.unit)
+        try:
+            return iso_ns(text) if self._is_iso else number_ns(text, self.unit or "s")
+        except TimestampError as error:
+            self._refuse(line, column, value, str(error).removeprefix("expected "))
+
+    def _tokens(self, line: int, cells: Mapping[str, Any], column: str) -> int:
+        value = cells.get(normalise(column))
+        count = _whole(value)
+        if count is None or not 0 <= count <= MAX_TOKENS:
+            self._refuse(line, column, value, f"a whole number of tokens from 0 to {MAX_TOKENS}")
+        return count
+
+    def _max_tokens(self, line: int, cells: Mapping[str, Any]) -> int | None:
+        column = self._layout.format.max_tokens
+        if column is None or _is_blank(cells.get(column)):
+            return None
+        count = _whole(cells[column])
+        if count is None or not 1 <= count <= MAX_TOKENS:
+            self._refuse(line, column, cells[column], f"nothing or a whole number of tokens from 1 to {MAX_TOKENS}")
+        return count
+
+    def _priority(self, line: int, cells: Mapping[str, Any]) -> int:
+        column = self._layout.format.priority
+        if column is None or _is_blank(cells.get(column)):
+            return 0
+        priority = _whole(cells[column])
+        if priority is None or abs(priority) > MAX_TOKENS:
+            self._refuse(line, column, cells[column], "nothing or a whole number, lower first")
+        return priority
+
+    def _blocks(self, line: int, cells: Mapping[str, Any]) -> tuple[int, ...]:
+        column = self._layout.format.blocks
+        if column is None or column not in cells:
+            return ()
+        value = cells[column]
+        try:
+            ids = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError):
+            ids = None
+        if not isinstance(ids, list) or any(type(item) is not int or not 0 <= item < 2**63 for item in ids):
+            self._refuse(line, column, value, "a list of block ids, whole numbers from 0 on")
+        return tuple(ids)
+
+    def _refuse(self, line: int, column: str, value: object, expected: str) -> NoReturn:
+        found = "missing" if _is_blank(value) else _shown(value)
+        raise InputError(f"{self._path}: line {line}: {column}: {found}, expected {expected}")
+
+    @property
+    def unit_note(self) -> str | None:
+        """A sentence when numbers were read in another unit than the format's own, or None."""
+        if self._is_iso is not False or self.unit in (None, self._layout.format.unit) or self._layout.fixed_unit:
+            return None
+        return f"{self._layout.arrival} was read as {UNIT_NAMES[self.unit or 's']}"
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _whole(value: object) -> int | None:
+    """`value` as a whole number: `374`, `"374"` and `"374.0"` are 374; anything else is None."""
+    if isinstance(value, str):
+        value = value.strip()
+        if value.isascii() and value.isdigit() and len(value) < 20:
+            return int(value)
+        try:
+            value = Decimal(value) if "_" not in value else None
+        except InvalidOperation:
+            return None
+    if isinstance(value, Decimal):
+        if not value.is_finite() or value.adjusted() > 20 or value != value.to_integral_value():
+            return None
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _shown(value: object) -> str:
+    text = ascii(str(value) if isinstance(value, Decimal) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

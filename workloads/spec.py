@@ -1,0 +1,280 @@
+"""The `workload` section of a configuration, as checked, frozen values.
+
+Knows the keys and their ranges, and turns every mistake into one sentence. Opens no file and draws no random number.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
+
+from policies.core.errors import InputError
+
+Spec = TypeVar("Spec")
+MAX_TOKENS = 2**31 - 1
+"""The largest token count that is read as one; anything above is a damaged file or a typing mistake."""
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+def _check_ordered(low: int, high: int) -> None:
+    if low > high:
+        raise ValueError(f"expected min ({low}) <= max ({high})")
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Burst(_Checked):
+    """Everything arrives at once."""
+
+    process: Literal["burst"] = "burst"
+    concurrency: Count | None = None
+
+
+class Poisson(_Checked):
+    """Independent arrivals, `rate` a second: exponential gaps, cv 1."""
+
+    process: Literal["poisson"] = "poisson"
+    rate: Positive
+    concurrency: Count | None = None
+
+
+class Gamma(_Checked):
+    """Gamma gaps of mean 1/`rate` seconds and coefficient of variation `cv`; cv 1 is poisson, above 1 is bursty."""
+
+    process: Literal["gamma"] = "gamma"
+    rate: Positive
+    cv: Positive
+    concurrency: Count | None = None
+
+
+class Constant(_Checked):
+    """One arrival every 1/`rate` seconds."""
+
+    process: Literal["constant"] = "constant"
+    rate: Positive
+    concurrency: Count | None = None
+
+
+class Closed(_Checked):
+    """A closed loop: `concurrency` clients, each of which sends its next request when its last one has ended."""
+
+    process: Literal["closed"] = "closed"
+    concurrency: Count
+
+
+class Lognormal(_Checked):
+    """exp(normal(ln `median`, `sigma`)) tokens, rounded, and clipped to [`min`, `max`].
+
+    From a published median and p95: sigma = ln(p95 / median) / 1.645. Median 1020 and p95 4083 give 0.843.
+    """
+
+    distribution: Literal["lognormal"] = "lognormal"
+    median: Positive
+    sigma: NotNegative
+    min: Tokens = 1
+    max: Tokens = MAX_TOKENS
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Lognormal":
+        _check_ordered(self.min, self.max)
+        return self
+
+
+class Uniform(_Checked):
+    """Every whole number of tokens from `min` to `max`, both included, alike."""
+
+    distribution: Literal["uniform"] = "uniform"
+    min: Tokens
+    max: Tokens
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Uniform":
+        _check_ordered(self.min, self.max)
+        return self
+
+
+class Choice(_Checked):
+    """One of `values`, each with its weight (alike when `weights` is absent); weights need not add up to 1."""
+
+    distribution: Literal["choice"] = "choice"
+    values: Annotated[tuple[Tokens, ...], Field(min_length=1)]
+    weights: tuple[NotNegative, ...] | None = None
+
+    @model_validator(mode="after")
+    def _weighted(self) -> "Choice":
+        if self.weights is not None and len(self.weights) != len(self.values):
+            raise ValueError(f"expected one weight for each of the {len(self.values)} values, found {len(self.weights)}")
+        if self.weights is not None and not 0 < sum(self.weights) < float("inf"):
+            raise ValueError("expected weights with a finite sum above 0")
+        return self
+
+
+def _process_of(value: Any) -> str | None:
+    return _member(value, "process")
+
+
+def _token_kind_of(value: Any) -> str | None:
+    if isinstance(value, list | tuple):
+        return "list"
+    return _member(value, "distribution") if isinstance(value, Mapping | BaseModel) else "integer"
+
+
+def _member(value: Any, key: str) -> str | None:
+    found = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+    return found if isinstance(found, str) else None
+
+
+Arrival = Annotated[
+    Annotated[Burst, Tag("burst")]
+    | Annotated[Poisson, Tag("poisson")]
+    | Annotated[Gamma, Tag("gamma")]
+    | Annotated[Constant, Tag("constant")]
+    | Annotated[Closed, Tag("closed")],
+    Discriminator(
+        _process_of,
+        custom_error_type="arrival",
+        custom_error_message="expected a mapping with process: burst, poisson, gamma, constant or closed",
+    ),
+]
+Lengths = Annotated[
+    Annotated[Tokens, Tag("integer")]
+    | Annotated[Annotated[tuple[Tokens, ...], Field(min_length=1)], Tag("list")]
+    | Annotated[Lognormal, Tag("lognormal")]
+    | Annotated[Uniform, Tag("uniform")]
+    | Annotated[Choice, Tag("choice")],
+    Discriminator(
+        _token_kind_of,
+        custom_error_type="lengths",
+        custom_error_message="expected an integer, a list of integers or a mapping with distribution: lognormal, uniform or choice",
+    ),
+]
+"""Tokens of each request: an integer, a list to cycle, or a distribution to draw from."""
+
+
+class TraceSpec(_Checked):
+    """`kind: trace`: requests from a file. Recorded times and lengths are taken as they are, but for the keys given here.
+
+    `limit` takes the first so many usable rows in file order and reads no further. `time_scale` multiplies arrival times (2 is
+    half the load). `arrival` replaces recorded times and is needed for files that have none. `max_tokens` is what the client asks
+    for: true outputs above it are cut to it; null asks for exactly the true output. `max_context` drops nothing here: the engine
+    refuses requests above it, so that counts add up. `dataset`, `start_s` and `duration_s` belong to ServeGen files.
+    """
+
+    kind: Literal["trace"] = "trace"
+    path: Text
+    format: Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "servegen", "plain"] = "auto"
+    limit: Count | None = None
+    time_scale: Positive = 1.0
+    timestamp_unit: Literal["auto", "s", "ms"] = "auto"
+    arrival: Arrival | None = None
+    concurrency: Count | None = None
+    max_tokens: Tokens | None = None
+    max_context: Tokens | None = None
+    dataset: Text | None = None
+    start_s: NotNegative | None = None
+    duration_s: Positive | None = None
+
+
+class SyntheticSpec(_Checked):
+    """`kind: synthetic`: `num_requests` requests by an arrival process and two length rules. `max_tokens` as in `TraceSpec`."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    num_requests: Count
+    arrival: Arrival = Burst()
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    max_tokens: Tokens | None = None
+    max_context: Tokens | None = None
+
+
+class PresetSpec(_Checked):
+    """`kind: preset`: a shipped workload by `name`. Every synthetic key given here replaces the preset's own.
+
+    `rate` and `concurrency` are short for the same keys inside the preset's `arrival`.
+    """
+
+    kind: Literal["preset"] = "preset"
+    name: Text
+    num_requests: Count | None = None
+    arrival: Arrival | None = None
+    prompt_tokens: Lengths | None = None
+    output_tokens: Lengths | None = None
+    max_tokens: Tokens | None = None
+    max_context: Tokens | None = None
+    rate: Positive | None = None
+    concurrency: Count | None = None
+
+
+WorkloadSpec = TraceSpec | SyntheticSpec | PresetSpec
+WORKLOAD_ADAPTER: TypeAdapter[WorkloadSpec] = TypeAdapter(Annotated[WorkloadSpec, Field(discriminator="kind")])
+SYNTHETIC_ADAPTER: TypeAdapter[SyntheticSpec] = TypeAdapter(SyntheticSpec)
+
+_BY_TAG: dict[str, type[BaseModel]] = {
+    "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "burst": Burst, "poisson": Poisson, "gamma": Gamma,
+    "constant": Constant, "closed": Closed, "lognormal": Lognormal, "uniform": Uniform, "choice": Choice,
+}  # fmt: skip
+_TAGS = {*_BY_TAG, "integer", "list"}
+
+
+def parse_workload(raw: object, where: str, section: str = "workload") -> WorkloadSpec:
+    """The checked form of a raw `workload` mapping.
+
+    `where` names the file in errors. Raises `InputError` with one sentence: the key, its value and what was expected; an unknown
+    key also gets the nearest known one.
+    """
+    return _validated(WORKLOAD_ADAPTER, raw, where, section)
+
+
+def parse_synthetic(raw: object, where: str, section: str = "workload") -> SyntheticSpec:
+    """`parse_workload` for a mapping that can only be synthetic: the body of a preset. Raises `InputError`."""
+    return _validated(SYNTHETIC_ADAPTER, raw, where, section)
+
+
+def _validated(adapter: TypeAdapter[Spec], raw: object, where: str, section: str) -> Spec:
+    try:
+        return adapter.validate_python(raw)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+    tags = ["synthetic", *(part for part in problem["loc"] if part in _BY_TAG)]
+    key = ".".join([section, *(str(part) for part in problem["loc"] if part not in _TAGS)])
+    if problem["type"] == "extra_forbidden":
+        known = list(_BY_TAG[str(tags[-1])].model_fields)
+        raise InputError(f"{where}: unknown key {key!r}, expected one of {', '.join(known)}{_hint(str(problem['loc'][-1]), known)}")
+    if problem["type"] == "missing":
+        raise InputError(f"{where}: {key}: missing, expected a value")
+    if problem["type"] in ("union_tag_not_found", "union_tag_invalid") or not isinstance(raw, Mapping):
+        found = raw.get("kind") if isinstance(raw, Mapping) else raw
+        raise InputError(f"{where}: {section}.kind: {found!r}, expected trace, synthetic or preset")
+    raise InputError(f"{where}: {key}: {_short(problem['input'])}, {_expected(problem['msg'])}")
+
+
+def _expected(message: str) -> str:
+    """Pydantic's sentence in our words: "Input should be greater than 0" is "expected a number greater than 0"."""
+    for start, ours in (
+        ("Value error, ", ""),
+        ("Input should be greater", "expected a number greater"),
+        ("Input should be less", "expected a number less"),
+        ("Input should be", "expected"),
+        ("Tuple should have at least 1 item", "expected a list of at least 1 item"),
+    ):
+        if message.startswith(start):
+            return ours + message[len(start) :].removesuffix(" after validation, not 0")
+    return message
+
+
+def _hint(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,54 @@
+"""Opening a trace as text: plain or gzip, with or without a byte order mark, whatever the line ends. Knows no format."""
+
+import codecs
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+from policies.core.errors import InputError
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_PEEK_BYTES = 65536
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """Yield `path` as a stream of text with its line ends kept, unpacked on the way when it is gzip (known by content, not name).
+
+    Raises `InputError` for a missing file, a folder, an empty file, binary content, and for gzip data that breaks off while
+    it is read. Stray bytes that are not UTF-8 become surrogates, so that a damaged cell is reported where it stands.
+    """
+    try:
+        raw = path.open("rb")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file, expected a trace") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, expected a trace file") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    with raw:
+        try:
+            buffered = cast(BinaryIO, gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP_MAGIC else raw)
+            _check_text(path, cast(io.BufferedReader, buffered).peek(_PEEK_BYTES))
+            yield io.TextIOWrapper(buffered, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InputError(f"{path}: damaged gzip data ({error})") from None
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error})") from None
+
+
+def _check_text(path: Path, head: bytes) -> None:
+    if not head:
+        raise InputError(f"{path}: is empty, expected a trace")
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        is_text = head[:1].isascii() and sum(byte > 127 for byte in head) < len(head) // 100
+    else:
+        is_text = True
+    if not is_text or b"\0" in head:
+        raise InputError(f"{path}: is binary, expected CSV or JSON lines in UTF-8")

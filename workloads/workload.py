@@ -1,0 +1,116 @@
+"""A workload: who asks for what and when, and, for backends only, how much each request will really produce.
+
+`load_workload` is the one way in, for traces, synthetic processes and presets. What a workload holds is settled here: request ids
+in source order, times rebased to the first arrival, outputs cut to what the client asked for.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+from policies.core.errors import InputError
+from policies.core.request import Oracle, Request
+from workloads.columns import Columns
+from workloads.presets import generate_preset, resolve_preset
+from workloads.spec import PresetSpec, TraceSpec, WorkloadSpec
+from workloads.synthetic import generate
+from workloads.timestamps import MAX_NS
+from workloads.trace import read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOutputs:
+    """The oracle of a workload whose output lengths are known, by request id."""
+
+    tokens: "array[int]" = field(repr=False)
+
+    def output_tokens(self, request_id: int) -> int:
+        """Tokens the request really produces, at least 1 and at most its `max_tokens`."""
+        return self.tokens[request_id]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in order of (arrival_ns, request_id), the first at 0 ns, with ids 0 .. n-1 in source order.
+
+    With `concurrency` at most so many are outstanding at a time and `arrival_ns` is the earliest a request may arrive (0 for a pure
+    closed loop). `skipped_rows` failed when they were recorded and are not among `requests`. `notes` are sentences for the user.
+    `prefix_blocks` holds the prefix block ids of each request where the trace has them. `max_context` is the longest prompt
+    plus `max_tokens` that the user allows; the engine refuses requests above it.
+    """
+
+    name: str
+    requests: Sequence[Request] = field(repr=False)
+    oracle: Oracle = field(repr=False)
+    concurrency: int | None = None
+    skipped_rows: int = 0
+    notes: tuple[str, ...] = ()
+    prefix_blocks: Mapping[int, tuple[int, ...]] | None = field(default=None, repr=False)
+    max_context: int | None = None
+
+
+def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> Workload:
+    """The workload that `spec` describes; paths in it are relative to `base_dir`.
+
+    The same spec, files and seed give the same workload in every process. Raises `InputError` with one sentence for whatever in
+    the files or keys cannot be used.
+    """
+    if isinstance(spec, TraceSpec):
+        columns = read_trace(spec, seed, base_dir)
+        if spec.concurrency is not None:
+            columns.concurrency = spec.concurrency
+        return _assemble(columns, spec.max_tokens, spec.max_context, spec.time_scale)
+    if isinstance(spec, PresetSpec):
+        resolved = resolve_preset(spec)
+        return _assemble(generate_preset(spec, seed), resolved.max_tokens, resolved.max_context)
+    return _assemble(generate(spec, seed), spec.max_tokens, spec.max_context)
+
+
+def _assemble(columns: Columns, max_tokens: int | None, max_context: int | None, time_scale: float = 1.0) -> Workload:
+    notes = [*columns.notes]
+    arrivals = _rebased(columns, time_scale)
+    num_late = _count_out_of_order(arrivals)
+    if num_late:
+        notes.append(f"{num_late} rows were out of order and were sorted stably by arrival time")
+    if columns.skipped_rows:
+        notes.append(f"{columns.skipped_rows} failed rows (zero prompt or output tokens) were counted and not simulated")
+    requests, outputs, num_cut = [], array("q"), 0
+    for request_id, true_tokens in enumerate(columns.output_tokens):
+        asked = columns.max_tokens[request_id] or max_tokens or true_tokens
+        num_cut += true_tokens > asked
+        outputs.append(min(true_tokens, asked))
+        requests.append(
+            Request(request_id, arrivals[request_id], columns.prompt_tokens[request_id], asked, columns.priority[request_id])
+        )
+    if num_cut:
+        notes.append(f"{num_cut} outputs were longer than max_tokens and were cut to it")
+    requests.sort(key=lambda request: (request.arrival_ns, request.request_id))
+    return Workload(
+        columns.name,
+        tuple(requests),
+        RecordedOutputs(outputs),
+        columns.concurrency,
+        columns.skipped_rows,
+        tuple(notes),
+        columns.prefix_blocks,
+        max_context,
+    )
+
+
+def _rebased(columns: Columns, time_scale: float) -> "array[int]":
+    """Arrival times from the first one on, times `time_scale`, in exact integer arithmetic, rounded down."""
+    origin_ns = min(columns.arrival_ns)
+    scale = Fraction(str(time_scale))
+    if (max(columns.arrival_ns) - origin_ns) * scale > MAX_NS:
+        raise InputError(f"workload.time_scale: {time_scale}, expected a factor that keeps all arrivals within 292 years")
+    return array("q", ((time_ns - origin_ns) * scale.numerator // scale.denominator for time_ns in columns.arrival_ns))
+
+
+def _count_out_of_order(arrivals: Sequence[int]) -> int:
+    latest = count = 0
+    for arrival_ns in arrivals:
+        count += arrival_ns < latest
+        latest = max(latest, arrival_ns)
+    return count
