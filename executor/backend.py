@@ -114,6 +114,8 @@ class DeviceBackend:
             assert launched.tokens is not None
             for item, token in zip(batch.ranges, launched.tokens.tolist(), strict=True):
                 self.tokens.setdefault(item.request_id, []).append(token)
+        for request_id in stops:
+            self._runner.forget(request_id)
         select_ns, host_ns = self._host_ns.pop(batch.seq)
         limit_ns = int(sum(self._roofline.parts(batch)))
         return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns)

@@ -61,7 +61,7 @@ class Programs:
         model: LoopedModel,
         pools: Pools,
         max_rows: int,
-        max_logit_rows: int,
+        max_requests: int,
         sampling: SamplingSettings,
         use_graphs: bool,
         after_loop: Callable[[int, torch.Tensor], None] | None = None,
@@ -71,6 +71,8 @@ class Programs:
         self._pools = pools
         self._device = weights.embedding.device
         self._scratch = Scratch.allocate(model.shape, max_rows, weights.embedding.dtype, self._device)
+        self._sizes = [size for size in BUCKETS if size < max_rows] + [max_rows]
+        max_logit_rows = next((size for size in self._sizes if size >= max_requests), max_rows)
         self._logits = torch.zeros((max_logit_rows, model.shape.vocab_size), dtype=weights.embedding.dtype, device=self._device)
         self._tokens = torch.zeros(max_logit_rows, dtype=torch.int32, device=self._device)
         self._sampling = sampling
@@ -80,7 +82,6 @@ class Programs:
             top_p=torch.full((max_logit_rows,), sampling.top_p, device=self._device),
             seeds=torch.zeros(max_logit_rows, dtype=torch.int64, device=self._device),
         )
-        self._sizes = [size for size in BUCKETS if size < max_rows] + [max_rows]
         self._buckets: dict[int, Bucket] = {}
         self._graphs: dict[ProgramKey, torch.cuda.CUDAGraph] = {}
         self._use_graphs = use_graphs

@@ -10,6 +10,7 @@ import torch
 
 from executor.audit import AddressAudit
 from executor.backend import DeviceBackend, Observer
+from executor.fingerprint import Fingerprints
 from executor.progress import RunProgress
 from executor.prompts import prompt_ids
 from executor.runner import Runner
@@ -36,6 +37,7 @@ def execute(
     plots: bool = True,
     audit: bool = False,
     observers: tuple[Observer, ...] = (),
+    fingerprints: Fingerprints | None = None,
 ) -> tuple[Path, dict[str, Any], dict[int, list[int]]]:
     """Run, write the run directory, return where it is, its summary and the output token ids by request.
 
@@ -63,6 +65,9 @@ def execute(
         before = session.programs.counters()
         timeline = make_timeline(session.device)
         runner = Runner(session.model, session.pools, session.programs, timeline, config.seed, address_audit)
+        if fingerprints is not None:
+            fingerprints.attach(runner)
+            observers = (*observers, fingerprints)
         with RunProgress(len(workload.requests), identity.directory_name) as progress:
             backend = DeviceBackend(
                 engine,

@@ -94,3 +94,6 @@ class Runner:
         """Of all rows that the device ran, the part that was padding up to a bucket."""
         return 1 - self._rows / self._padded_rows if self._padded_rows else 0.0
 
+    def forget(self, request_id: int) -> None:
+        """A request has ended; what it held may be given to another."""
+        del self.requests[request_id]

@@ -77,7 +77,7 @@ class Session:
         runs = [PlannedRun(config, workloads[spec]) for config, spec in zip(configs, specs, strict=True)]
         max_positions = max(_max_positions(run.workload, self.shape) for run in runs)
         check_memory(self.device, weight_bytes(self.shape, self.dtype), f"the weights of {self.shape.name}")
-        weights = self._load(source.checkpoint)
+        weights = self._load(source.checkpoint, shape)
         num_rings = max(config.scheduler.max_num_seqs for config in configs)
         block_size = first.cache.block_size
         default_blocks = blocks_that_fit(self.shape, block_size, num_rings, max_positions, self.dtype, self.device)
@@ -109,10 +109,10 @@ class Session:
         """Ceilings of the device; of an unknown card those of `cpu`, which is said in the notes of a run."""
         return facts_of_card(self.card) or device_facts("cpu")
 
-    def _load(self, checkpoint: Path | None) -> Weights:
+    def _load(self, checkpoint: Path | None, stored: ModelShape) -> Weights:
         if checkpoint is None:
             return random_weights(self.shape, self.seed, self.dtype, self.device)
-        return load_checkpoint(checkpoint, self.shape, self.dtype, self.device)
+        return load_checkpoint(checkpoint, stored, self.dtype, self.device)
 
     def warm_up(self, longest_range: int) -> None:
         """Compile and capture what batches will need, outside any measured time: every bucket, for one and for all loops."""

@@ -1,11 +1,11 @@
-"""`python -m results report | plot`: arguments in, files and exit status out. Exit status 0 done, 2 the input is wrong."""
+"""`python -m results report | plot`: arguments in, files and exit status out (`policies.core.command`)."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from policies.core.command import OneLineParser, exit_status
 from policies.core.errors import InputError
 from results.load import find_runs
 from results.plots import Window, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
@@ -14,36 +14,19 @@ from results.rundir import RUNS_ROOT
 from results.table import print_table
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one line, like every other input error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; a user's mistake is one line on standard error."""
-    try:
-        options = build_parser().parse_args(arguments)
-        if options.command == "report":
-            _report(options)
-        else:
-            _plot(options)
-    except InputError as error:
-        print(f"results: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("results: interrupted", file=sys.stderr)
-        return 1
-    return 0
+    options = build_parser().parse_args(arguments)
+    return exit_status("results", lambda: int(options.action(options)))
 
 
-def build_parser() -> Parser:
-    parser = Parser(prog="python -m results", description="Look at what runs left behind.", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="report | plot")
+def build_parser() -> OneLineParser:
+    parser = OneLineParser(prog="results", description="Look at what runs left behind.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="report|plot", parser_class=OneLineParser)
 
     report = commands.add_parser("report", help="print a comparison table and write one self-contained HTML page")
     report.add_argument("directories", nargs="+", metavar="DIR", help="run directories, or directories that hold some (a sweep)")
+    report.set_defaults(action=_report)
     report.add_argument("--out", type=Path, default=RUNS_ROOT / "report.html", metavar="FILE.html", help="default: %(default)s")
 
     plot = commands.add_parser("plot", help="draw one picture of one run, or of several side by side")
@@ -56,7 +39,7 @@ def build_parser() -> Parser:
         ("pareto", "throughput against p99 latency"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
-    plot.set_defaults(kind="wavefront")
+    plot.set_defaults(kind="wavefront", action=_plot)
     plot.add_argument("--from-batch", type=int, metavar="N", help="first batch of the wavefront's window (the first DIR's count)")
     plot.add_argument("--to-batch", type=int, metavar="M", help="last batch of the window")
     plot.add_argument("--from-ms", type=float, metavar="A", help="start of the window in ms of the run's clock")
@@ -65,16 +48,17 @@ def build_parser() -> Parser:
     return parser
 
 
-def _report(options: argparse.Namespace) -> None:
+def _report(options: argparse.Namespace) -> int:
     runs, unfinished = find_runs(options.directories)
     print_table([run.summary for run in runs])
     for path in unfinished:
-        print(f"left out, did not end: {path}")
+        print(f"left out, did not end: {path}", file=sys.stderr)
     write_report(runs, options.out, unfinished)
-    print(f"report: {options.out}")
+    print(f"report: {options.out}", file=sys.stderr)
+    return 0
 
 
-def _plot(options: argparse.Namespace) -> None:
+def _plot(options: argparse.Namespace) -> int:
     window = window_of(options)
     if window is not None and options.kind != "wavefront":
         raise InputError(f"--{options.kind}: takes no window; --from-batch, --to-batch, --from-ms, --to-ms go with --wavefront")
@@ -93,7 +77,8 @@ def _plot(options: argparse.Namespace) -> None:
             plot_pareto(runs, options.out)
     except OSError as error:
         raise InputError(f"{options.out}: cannot be written: {error.strerror}") from None
-    print(f"plot: {options.out}")
+    print(f"plot: {options.out}", file=sys.stderr)
+    return 0
 
 
 def window_of(options: argparse.Namespace) -> Window | None:

@@ -1,11 +1,14 @@
 """The end of a run, the same for both worlds: requests, trace, pictures, and the summary last."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
+from policies.core.policy import Policy
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
 from results.batchlog import read_batches
+from results.identity import RunIdentity
 from results.metrics import Peaks, RunStatus, summarize
 from results.perfetto import MAX_BATCHES, write_trace
 from results.rundir import BATCHES, PLOTS, TRACE, RunDirectory
@@ -15,7 +18,9 @@ def write_outputs(
     directory: RunDirectory,
     log: RunLog,
     scheduler: Scheduler,
+    identity: RunIdentity,
     *,
+    config: Mapping[str, Any],
     status: RunStatus = "complete",
     plots: bool = True,
     trace: bool = True,
@@ -26,9 +31,10 @@ def write_outputs(
 ) -> dict[str, Any]:
     """Finish `directory` and return the summary; its `status` is `failed` when no request finished.
 
-    Call it once, after the engine's generator ended or with `status="interrupted"` from a `KeyboardInterrupt` handler: a run that
-    did not complete keeps its requests and batches and gets its summary at once, without trace and pictures. A sweep passes
-    `plots=False, trace=False` for its cells. Everything but the summary is on disk before the summary appears.
+    `config` is the resolved mapping that `directory` was created with. Call this once, after the engine's generator ended, or with
+    `status="interrupted"` after a `KeyboardInterrupt`: a run that did not complete keeps its requests and batches and gets its
+    summary at once, without trace and pictures. A sweep passes `plots=False, trace=False` for its cells. Everything else is on disk
+    before the summary appears.
     """
     directory.batches.close()
     directory.write_requests(log.records.values())
@@ -41,7 +47,7 @@ def write_outputs(
             log.records.values(),
             num_loops=scheduler.num_loops,
             chunk_tokens=scheduler.settings.chunk_tokens,
-            label=directory.identity.directory_name,
+            label=identity.directory_name,
             max_batches=trace_max_batches,
         )
         if cut is not None:
@@ -49,7 +55,7 @@ def write_outputs(
     summary = summarize(
         log,
         Peaks.of(scheduler),
-        directory.identity,
+        replace(identity, policy_options=changed_options(scheduler.policy)),
         status=status,
         batches_by_stage=directory.batches.batches_by_stage,
         skipped_rows=skipped_rows,
@@ -61,6 +67,11 @@ def write_outputs(
         from results.load import Run
         from results.plots import plot_run
 
-        plot_run(Run(directory.path, directory.config, summary), directory.path / PLOTS)
+        plot_run(Run(directory.path, config, summary), directory.path / PLOTS)
     directory.write_summary(summary)
     return summary
+
+
+def changed_options(policy: Policy) -> dict[str, Any]:
+    """Options of `policy` that differ from its defaults: what tells two runs of one policy apart. wcpb as shipped has none."""
+    return {item.name: value for item in fields(policy) if (value := getattr(policy, item.name)) != item.default}  # type: ignore[arg-type]

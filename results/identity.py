@@ -16,7 +16,8 @@ World = Literal["sim", "executor"]
 class RunIdentity:
     """The axes by which runs are compared, and the hash that pins everything else.
 
-    `model` and `device` are short names (of a file: its stem), `policy_options` what was set beside the policy's name,
+    `model` and `device` are short names (of a file: its stem), `policy_options` what was set beside the policy's name
+    (in a summary: only what differs from its defaults),
     `chunk_tokens` the prompt chunk in tokens, `num_loops` the model's depths T, `config_sha256` the hash of the resolved config.
     """
 

@@ -10,7 +10,7 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
     queue_ms                      first scheduled - arrival, of every request that was scheduled and got a token
     rows_per_recurrent_invocation sum over batches of loop_count x rows / sum of loop_count
     gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
-    limit_fraction                sum of physical limits / sum of device times
+    limit_fraction                sum of physical limits / sum of device times; None when the backend told no limit
 
 Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value at rank 0.99 x (n - 1), interpolated between
 neighbours. Of 1, 2, 3, 4 p50 is 2.5 and p90 is 3.7. Where there is no sample a figure is None, never NaN.
@@ -113,7 +113,7 @@ def summarize(
         "recurrent_invocations": totals.recurrent_invocations,
         "rows_per_recurrent_invocation": ratio(totals.recurrent_rows, totals.recurrent_invocations),
         "gpu_busy_fraction": ratio(totals.device_ns, busy_span_ns),
-        "limit_fraction": ratio(totals.limit_ns, totals.device_ns),
+        "limit_fraction": ratio(totals.limit_ns, totals.device_ns) if totals.limit_ns else None,
         "peak_kv_blocks": peaks.kv_blocks,
         "peak_hidden_rows": peaks.hidden_rows,
         "surplus_rows": peaks.surplus_rows,

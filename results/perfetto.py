@@ -41,7 +41,7 @@ def write_trace(
     cut: int | None = None
     end_ns = 0
     with open(path, "wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=5, mtime=0) as file:
-        file.write(b'{"displayTimeUnit":"ns","traceEvents":[\n')
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         _write(file, _names(num_loops), first=True)
         origins: dict[int, int] = {}
         for number, batch in enumerate(batches):
@@ -130,10 +130,10 @@ def _request_events(records: Iterable[RequestRecord], until_ns: int | None) -> I
         if until_ns is not None and request.arrival_ns > until_ns:
             continue
         name, end_ns = f"r{request.request_id}", record.finished_ns
-        edges = [("queue", request.arrival_ns, record.first_scheduled_ns or end_ns)]
+        edges = [("queue", request.arrival_ns, _first(record.first_scheduled_ns, end_ns))]
         if record.first_scheduled_ns is not None:
             steps.append((record.first_scheduled_ns, 1))
-            edges.append(("prefill", record.first_scheduled_ns, record.first_token_ns or end_ns))
+            edges.append(("prefill", record.first_scheduled_ns, _first(record.first_token_ns, end_ns)))
             if end_ns is not None:
                 steps.append((end_ns, -1))
         if record.first_token_ns is not None and record.output_tokens > 1:
@@ -153,6 +153,10 @@ def _request_events(records: Iterable[RequestRecord], until_ns: int | None) -> I
     for time_ns, step in sorted(steps):
         running += step
         yield f'{{"ph":"C","name":"requests in service","pid":{DEVICE_PID},"ts":{_us(time_ns)},"args":{{"requests":{running}}}}}'
+
+
+def _first(time_ns: int | None, other_ns: int | None) -> int | None:
+    return other_ns if time_ns is None else time_ns
 
 
 def _async(phase: str, name: str, request_id: int, time_ns: int, args: str = "") -> str:

@@ -31,7 +31,7 @@ pre { background: #f9fafb; padding: .8rem; overflow-x: auto; font-size: 12px } s
 
 
 def write_report(runs: Sequence[Run], path: Path, unfinished: Sequence[Path] = ()) -> None:
-    """Write the page to `path`; `unfinished` run directories are named, not shown. Raises `InputError` when it cannot be written."""
+    """Write the page to `path`, naming the `unfinished` run directories. Raises `InputError` when it cannot be written."""
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Runs</title><style>{STYLE}</style>",
         f"<h1>{len(runs)} run{'s' if len(runs) != 1 else ''}: {_names(runs)}</h1>",

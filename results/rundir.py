@@ -51,10 +51,8 @@ class RunDirectory:
     As a context manager it closes `batches.csv` whatever happens; without a summary the directory then reads as unfinished.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], identity: RunIdentity) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = config
-        self.identity = identity
         self.batches = BatchStream(path / BATCHES)
 
     @classmethod
@@ -70,7 +68,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
             (path / CONFIG).write_text(MARKER + text, encoding="utf-8")
-            return cls(path, config, identity)
+            return cls(path)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 

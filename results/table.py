@@ -1,10 +1,12 @@
 """The comparison table: one line per run, from summaries alone. Plain text of full width when nobody looks at a terminal."""
 
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -89,7 +91,8 @@ def table_lines(summaries: Sequence[Summary]) -> list[Line]:
 def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> Table:
     """A rich table of `summaries`. The best of each workload is bold green, and with `marks_best` also has a `*`."""
     models = sorted({f"{item['model']} on {item['device']} ({item.get('world')})" for item in summaries})
-    table = Table(title=models[0] if len(models) == 1 else None, title_justify="left", header_style="bold", pad_edge=False)
+    title = models[0] if len(models) == 1 else None
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, justify in (("workload", "left"), ("policy", "left"), ("chunk", "right"), ("requests\nfinished", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for column in COLUMNS:
@@ -97,7 +100,7 @@ def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> 
     previous = None
     for line in table_lines(summaries):
         if previous is not None and line.workload != previous:
-            table.add_section()
+            table.add_row()
         mark = "*" if marks_best else ""
         cells = [Text(text + mark, style="bold green") if is_best else Text(text) for text, is_best in line.cells]
         table.add_row(line.workload if line.workload != previous else "", line.policy, line.chunk, line.requests, *cells)
@@ -115,13 +118,18 @@ def print_table(summaries: Sequence[Summary], file: TextIO | None = None) -> Non
     table = comparison_table(summaries, marks_best=not console.is_terminal)
     wide = console.options.update(width=10_000)
     needed = Measurement.get(console, wide, table).maximum
-    Console(file=file, width=max(console.width, needed) if console.is_terminal else needed).print(table)
-    if not console.is_terminal:
-        file.write("* best of its workload\n")
+    if console.is_terminal:
+        Console(file=file, width=max(console.width, needed)).print(table)
+        return
+    plain = Console(file=io.StringIO(), width=needed, color_system=None)
+    with plain.capture() as capture:
+        plain.print(table)
+    file.write("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n* best of its workload\n")
 
 
-def _group(summary: Summary) -> str:
-    return str(summary["workload"])
+def _group(summary: Summary) -> tuple[str, ...]:
+    """What runs must share to compete: the workload, on the same model and device of the same world."""
+    return tuple(str(summary.get(key)) for key in ("workload", "model", "device", "world"))
 
 
 def _best(summaries: Sequence[Summary]) -> list[str | None]:

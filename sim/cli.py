@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
     sweep = commands.add_parser("sweep", help="a grid of simulations, in parallel, resumable")
     sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
     sweep.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
-    sweep.add_argument("--keep-batches", action="store_true", help="keep every cell's batches.csv")
+    sweep.add_argument("--no-batches", action="store_true", help="delete every cell's batches.csv once it is summarised")
     sweep.set_defaults(action=_sweep)
     for command in (run, sweep):
         command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
@@ -41,19 +41,18 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
+    from results.sweep import write_sweep
     from results.table import print_table
-    from sim.sweep import load_cells, run_sweep, tidy, write_pictures
+    from sim.sweep import load_cells, run_sweep
 
     if options.jobs == 0 or options.jobs < -1:
         raise InputError(f"--jobs: {options.jobs}, expected -1 or a number of processes")
     out = options.out or Path("results/runs") / options.config.stem
     cells = load_cells(options.config, options.set, out)
-    results = list(run_sweep(cells, options.jobs, options.keep_batches))
+    results = list(run_sweep(cells, options.jobs, not options.no_batches))
     order = {cell.directory: at for at, cell in enumerate(cells)}
     results.sort(key=lambda result: order[result[0].directory])
-    out.mkdir(parents=True, exist_ok=True)
-    tidy(results).to_csv(out / "sweep.csv", index=False)
     print_table([summary for _, summary in results])
-    pictures = write_pictures(results, out)
-    print(f"sweep.csv and {len(pictures)} plots in {out}", file=sys.stderr)
+    files = write_sweep([(cell.axes, cell.directory, summary) for cell, summary in results], out)
+    print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
     return 0 if all(summary["status"] == "complete" for _, summary in results) else 1

@@ -4,7 +4,6 @@ Parallelism is joblib's: its default backend uses the local cores, a registered 
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import joblib
-import pandas as pd
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from policies.config import RunConfig
@@ -80,16 +78,6 @@ def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[
 
 def _run_cell(index: int, cell: Cell, keep_batches: bool) -> tuple[int, dict[str, Any]]:
     return index, simulate(cell.config, cell.directory, plots=False, keep_batches=keep_batches)[1]
-
-
-def tidy(results: Sequence[tuple[Cell, Mapping[str, Any]]]) -> pd.DataFrame:
-    """One row per cell: its axes, then every number of its summary, nested ones as `ttft_ms.p99`; sorted by cell order."""
-    rows = []
-    for cell, summary in results:
-        axes = {f"axis.{key}": json.dumps(value) if isinstance(value, dict | list) else value for key, value in cell.axes.items()}
-        flat = pd.json_normalize(dict(summary)).to_dict("records")[0]
-        rows.append({**axes, **flat, "directory": os.fspath(cell.directory)})
-    return pd.DataFrame(rows)
 
 
 def _stderr() -> Any:

@@ -32,9 +32,7 @@ VARIANTS: dict[str, Policy] = {
     "wcpb-staged": Wavefront(fuse_prelude=False),
     "wcpb-apart-staged": Wavefront(mix_decode=False, fuse_prelude=False),
 }
-PROFILE = settings(
-    max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
+PROFILE = settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ compiled and bfloat16 is tested too.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -329,7 +330,7 @@ def test_work_list_covers_every_query_row_and_key_exactly_once() -> None:
         assert sorted(covered) == list(range(packed.num_rows))
         for row, spans in covered.items():
             spans.sort()
-            assert spans[0][0] == 0 and all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+            assert spans[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(spans))
             assert spans[-1][1] * 64 > int(meta.positions[row])
         combines = meta.combines.tolist()[: header[2]]
         assert sorted(entry[0] for entry in combines) == sorted(row for row, spans in covered.items() if len(spans) > 1)

@@ -88,7 +88,10 @@ Q = "model.layers.1.self_attn.q_proj.weight"
     [
         (lambda t: t.pop(Q), f"tensor {Q} is missing, expected F32 \\[64, 64\\]"),
         (lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(3)}), "unexpected tensor model.layers.2.mlp.up_proj"),
-        (lambda t: t.update({Q: torch.zeros(64, 32)}), f"model.safetensors: tensor {Q} has shape \\[64, 32\\], expected \\[64, 64\\]"),
+        (
+            lambda t: t.update({Q: torch.zeros(64, 32)}),
+            f"tensor {Q} has shape \\[64, 32\\], expected \\[64, 64\\]",
+        ),
         (lambda t: t.update({Q: t[Q].half()}), f"tensor {Q} has dtype F16, expected F32"),
         (lambda t: t.update({Q: t[Q].bfloat16()}), f"tensor {Q} has dtype BF16, expected F32"),
     ],

@@ -1,7 +1,6 @@
-"""Traces of every format, as they come: columns in any order, times in any spelling, and one sentence for what cannot be used."""
+"""Traces of every format, as they come: columns in any order, times in any spelling, however the file is stored."""
 
 import gzip
-import io
 import tracemalloc
 from pathlib import Path
 
@@ -55,7 +54,8 @@ SAME_IN_EVERY_FORMAT = {
         '{"timestamp": 1500, "input_length": 396, "output_length": 109, "hash_ids": [0]}\n'
     ),
     "plain json": (
-        '{"arrival_s": 0.0, "prompt_tokens": 374, "output_tokens": 44}\n{"output_tokens": 109, "arrival_s": 1.5, "prompt_tokens": 396}\n'
+        '{"arrival_s": 0.0, "prompt_tokens": 374, "output_tokens": 44}\n'
+        '{"output_tokens": 109, "arrival_s": 1.5, "prompt_tokens": 396}\n'
     ),
     "mooncake as csv": 'timestamp,input_length,output_length,hash_ids\n0,374,44,"[0]"\n1500,396,109,"[0]"\n',
 }
@@ -84,11 +84,21 @@ def test_how_a_file_is_stored_changes_nothing(tmp_path: Path, name: str, dress) 
     assert shape(load(write(tmp_path, dress(SAME_IN_EVERY_FORMAT[name])))) == TWO_REQUESTS
 
 
-@given(st.permutations(["TIMESTAMP", "ContextTokens", "GeneratedTokens", "extra", "another"]), st.sampled_from([str, str.upper, str.lower]))
+@given(
+    st.permutations(["TIMESTAMP", "ContextTokens", "GeneratedTokens", "extra", "another"]),
+    st.sampled_from([str, str.upper, str.lower]),
+)
 def test_columns_come_in_any_order_case_and_company(tmp_path_factory: pytest.TempPathFactory, order: list[str], case) -> None:  # type: ignore[no-untyped-def]
     rows = [("2023-11-16 18:15:46.68059", "374", "44"), ("2023-11-16 18:15:48.18059", "396", "109")]
-    cells = [{**dict(zip(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), row, strict=True)), "extra": "x", "another": "-1"} for row in rows]
-    text = ",".join(f" {case(name)} " for name in order) + "\n" + "".join(",".join(row[name] for name in order) + "\n" for row in cells)
+    cells = [
+        {**dict(zip(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), row, strict=True)), "extra": "x", "another": "-1"}
+        for row in rows
+    ]
+    text = (
+        ",".join(f" {case(name)} " for name in order)
+        + "\n"
+        + "".join(",".join(row[name] for name in order) + "\n" for row in cells)
+    )
     assert shape(load(write(tmp_path_factory.mktemp("order"), text))) == TWO_REQUESTS
 
 
@@ -117,7 +127,9 @@ def test_iso_times_of_every_variety_are_exact(text: str, after_18_15_46: int) ->
     assert iso_ns(text) == 1_700_158_546 * SECOND + after_18_15_46
 
 
-@pytest.mark.parametrize("text", ["2023-02-30 00:00:00", "2023-11-16 24:00:00", "2023-11-16 18:15:61", "2023-11-16", "18:15:46", "yesterday"])
+@pytest.mark.parametrize(
+    "text", ["2023-02-30 00:00:00", "2023-11-16 24:00:00", "2023-11-16 18:15:61", "2023-11-16", "18:15:46", "yesterday"]
+)
 def test_dates_that_do_not_exist_are_refused(text: str) -> None:
     with pytest.raises(TimestampError, match="expected"):
         iso_ns(text)
@@ -138,8 +150,16 @@ def test_times_at_which_nothing_can_arrive_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("first", "unit"),
-    [("27499", "ms"), ("0", "ms"), ("1700158546", "s"), ("1700158546.68", "s"), ("1700158546680", "ms"), ("1700158546680590", "us"), ("1700158546680590000", "ns")],
-)  # fmt: skip
+    [
+        ("27499", "ms"),
+        ("0", "ms"),
+        ("1700158546", "s"),
+        ("1700158546.68", "s"),
+        ("1700158546680", "ms"),
+        ("1700158546680590", "us"),
+        ("1700158546680590000", "ns"),
+    ],
+)
 def test_epoch_numbers_say_their_unit_by_their_size(first: str, unit: str) -> None:
     assert guess_unit(first, "ms") == unit
 
@@ -153,7 +173,10 @@ def test_an_explicit_unit_wins_and_a_guessed_one_is_told(tmp_path: Path) -> None
     path = write(tmp_path, "Timestamp,Request tokens,Response tokens\n1700158546000,10,2\n1700158547000,11,3\n")
     assert load(path).requests[1].arrival_ns == SECOND
     assert load(path).notes == ("Timestamp was read as milliseconds",)
-    assert load(path, timestamp_unit="s").requests[1].arrival_ns == 1000 * SECOND
+    path = write(tmp_path, "Timestamp,Request tokens,Response tokens\n5000,10,2\n6000,11,3\n")
+    assert load(path).requests[1].arrival_ns == 1000 * SECOND
+    assert load(path, timestamp_unit="ms").requests[1].arrival_ns == SECOND
+    assert load(path, timestamp_unit="ms").notes == ()
     with pytest.raises(InputError, match=r"timestamp_unit: 's', expected auto: column arrival_ms says its unit"):
         load(write(tmp_path, SAME_IN_EVERY_FORMAT["plain ms"]), timestamp_unit="s")
 
@@ -202,7 +225,7 @@ def test_time_scale_stretches_exactly(tmp_path: Path) -> None:
     assert load(path).requests[1].arrival_ns == 9007199254740993
     assert load(path, time_scale=0.1).requests[1].arrival_ns == 900719925474099
     assert load(path, time_scale=2).requests[1].arrival_ns == 2 * 9007199254740993
-    with pytest.raises(InputError, match="time_scale: 1e"):
+    with pytest.raises(InputError, match=r"time_scale: 10*\.0, expected a factor"):
         load(path, time_scale=1e9)
 
 
@@ -243,97 +266,3 @@ def test_an_arrival_process_replaces_recorded_times_and_says_so(tmp_path: Path) 
     workload = load(write(tmp_path, SAME_IN_EVERY_FORMAT["vidur"]), arrival={"process": "burst"})
     assert [r.arrival_ns for r in workload.requests] == [0, 0]
     assert workload.notes == ("recorded arrival times are replaced by a burst process",)
-
-
-HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-FIRST = "2023-11-16 18:15:46.6805900,374,44\n"
-BAD_FILES = {
-    "negative tokens": (HEAD + FIRST + "2023-11-16 18:15:47,-5,44\n", "t.csv: line 3: ContextTokens: '-5', expected a whole number of tokens from 0"),
-    "fractional tokens": (HEAD + "0,374,4.5\n", "line 2: GeneratedTokens: '4.5', expected a whole number"),
-    "NaN tokens": (HEAD + "0,nan,4\n", "line 2: ContextTokens: 'nan', expected a whole number"),
-    "huge tokens": (HEAD + "0,99999999999,4\n", "line 2: ContextTokens: '99999999999', expected a whole number"),
-    "text tokens": (HEAD + "0,many,4\n", "line 2: ContextTokens: 'many', expected a whole number"),
-    "missing cell": (HEAD + FIRST + "2023-11-16 18:15:47,5\n", "line 3: GeneratedTokens: missing, expected a whole number"),
-    "empty cell": (HEAD + "0,,4\n", "line 2: ContextTokens: missing, expected"),
-    "missing arrival": (HEAD + FIRST + ",5,4\n", "line 3: TIMESTAMP: missing, expected an arrival time"),
-    "NaN arrival": (HEAD + "0,5,4\nnan,5,4\n", "line 3: TIMESTAMP: 'nan', expected a finite number of seconds that is not negative"),
-    "NaN arrival first": (HEAD + "NaN,5,4\n", "line 2: TIMESTAMP: 'NaN', expected a finite number"),
-    "negative arrival": (HEAD + "0,5,4\n-1,5,4\n", "line 3: TIMESTAMP: '-1', expected a finite number"),
-    "number among dates": (HEAD + FIRST + "12,5,4\n", "line 3: TIMESTAMP: '12', expected a date and time like"),
-    "date among numbers": (HEAD + "0,5,4\n" + FIRST, "line 3: TIMESTAMP: '2023-11-16 18:15:46.6805900', expected a number of seconds"),
-    "rubbish arrival": (HEAD + "soon,5,4\n", "line 2: TIMESTAMP: 'soon', expected a date and time like 2023-11-16 18:15:46.6805900 or a number"),
-    "unknown columns": ("a,b,c\n1,2,3\n", "line 1: unknown columns 'a,b,c', expected one of azure (TIMESTAMP,ContextTokens,GeneratedTokens); mooncake"),
-    "two formats": (
-        "arrival_s,prompt_tokens,output_tokens,ContextTokens,GeneratedTokens\n0,1,1,1,1\n",
-        "columns fit azure and plain, expected workload.format to say which",
-    ),
-    "two arrival columns": ("arrival_s,arrival_ms,prompt_tokens,output_tokens\n0,0,1,1\n", "columns arrival_s and arrival_ms both hold arrival times"),
-    "a column twice": ("arrival_s,prompt_tokens,output_tokens,Output_Tokens\n0,1,1,2\n", "column 'output_tokens' occurs 2 times, expected once"),
-    "header only": (HEAD, "has column names and no rows, expected at least one request"),
-    "empty": ("", "is empty, expected a trace"),
-    "blank": ("\n \n", "is empty, expected a trace"),
-    "binary": (bytes(range(256)) * 20, "is binary, expected CSV or JSON lines in UTF-8"),
-    "random bytes": (b"\xff\xfe\x80\x99" * 100, "is binary, expected CSV or JSON lines in UTF-8"),
-    "utf-16": (HEAD.encode("utf-16"), "is binary, expected CSV or JSON lines in UTF-8"),
-    "a damaged cell": (HEAD.encode() + b"0,3\xff4,4\n", "line 2: ContextTokens: '3\\udcff4', expected a whole number"),
-    "an unclosed quote": (HEAD + '0,"5,4\n1,5,4\n', "line 2: not valid CSV (unexpected end of data)"),
-    "truncated gzip": (gzip.compress((HEAD + FIRST * 5).encode())[:-12], "damaged gzip data"),
-    "truncated JSON": (SAME_IN_EVERY_FORMAT["mooncake"][:-40], "line 2: not valid JSON ("),
-    "a JSON list": ('[{"timestamp": 0}]\n', "line 1: [{'timestamp': 0}], expected one JSON object a line"),
-    "JSON without a key": (SAME_IN_EVERY_FORMAT["mooncake"] + '{"timestamp": 2000, "output_length": 1}\n', "line 3: input_length: missing, expected"),
-    "JSON NaN": ('{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', "line 1: timestamp: 'NaN', expected a finite number of milliseconds"),
-    "JSON true": ('{"timestamp": 0, "input_length": true, "output_length": 1}\n', "line 1: input_length: True, expected a whole number"),
-    "JSON blocks": (
-        '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1.5]}\n',
-        "line 1: hash_ids: [Decimal('1.5')], expected a list of block ids",
-    ),
-    "deep JSON": ("{" + '"a":[' * 100_000 + "\n", "line 1: not valid JSON ("),
-    "zero max_tokens": ("arrival_s,prompt_tokens,output_tokens,max_tokens\n0,1,1,0\n", "line 2: max_tokens: '0', expected nothing or a whole number"),
-    "text priority": ("arrival_s,prompt_tokens,output_tokens,priority\n0,1,1,high\n", "line 2: priority: 'high', expected nothing or a whole number"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_one_sentence_with_line_column_and_value(tmp_path: Path, name: str) -> None:
-    text, sentence = BAD_FILES[name]
-    path = write(tmp_path, text)
-    with pytest.raises(InputError) as caught:
-        load(path)
-    message = str(caught.value)
-    assert sentence in message
-    assert message.startswith(str(path))
-    assert "\n" not in message
-    message.encode()  # printable whatever the file holds
-
-
-def test_line_numbers_are_physical_lines(tmp_path: Path) -> None:
-    text = "\narrival_s,comment,prompt_tokens,output_tokens\n\n0,\"two\nlines\",5,1\n1,,x,1\n"
-    with pytest.raises(InputError, match="line 6: prompt_tokens: 'x'"):
-        load(write(tmp_path, text))
-    with pytest.raises(InputError, match="line 2: unknown columns"):
-        load(write(tmp_path, "\nfoo\n1\n"))
-
-
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"gone\.csv: no such file, expected a trace"):
-        load(tmp_path / "gone.csv")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match="folder: is a folder, expected a trace file"):
-        load(tmp_path / "folder")
-
-
-def test_a_format_that_was_named_must_fit(tmp_path: Path) -> None:
-    path = write(tmp_path, SAME_IN_EVERY_FORMAT["azure"])
-    with pytest.raises(InputError, match=r"are not burstgpt, expected burstgpt \(Timestamp,Request tokens,Response tokens\)"):
-        load(path, format="burstgpt")
-    with pytest.raises(InputError, match=r"workload.start_s: 5.0, expected none: it belongs to ServeGen traces"):
-        load(path, start_s=5)
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_are_a_workload_or_one_sentence(tmp_path_factory: pytest.TempPathFactory, tail: bytes) -> None:
-    path = write(tmp_path_factory.mktemp("fuzz"), io.BytesIO(b"arrival_s,prompt_tokens,output_tokens\n0,1,1\n" + tail).getvalue())
-    try:
-        assert load(path).requests[0].arrival_ns == 0
-    except InputError as error:
-        assert "\n" not in str(error)

@@ -84,7 +84,7 @@ class Records:
                 return
             except csv.Error as error:
                 raise InputError(f"{self.path}: line {line}: not valid CSV ({error})") from None
-            if any(cell.strip() for cell in cells):
+            if cells and (cells[0].strip() or any(cell.strip() for cell in cells)):
                 yield line, cells
 
     def _read_json(self, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -108,6 +108,8 @@ class RowReader:
         self._layout = layout
         self.unit: str | None = layout.fixed_unit or (None if timestamp_unit == "auto" else timestamp_unit)
         self._is_iso: bool | None = None
+        self._is_guessed = False
+        self._keys = {name: normalise(name) for name in (layout.format.prompt, layout.format.output, layout.arrival or "")}
         if layout.fixed_unit and timestamp_unit not in ("auto", layout.fixed_unit):
             raise InputError(f"workload.timestamp_unit: {timestamp_unit!r}, expected auto: column {layout.arrival} says its unit")
 
@@ -129,7 +131,7 @@ class RowReader:
         column = self._layout.arrival
         if column is None:
             return None
-        value = cells.get(normalise(column))
+        value = cells.get(self._keys[column])
         text = "" if value is None or isinstance(value, bool | list | dict) else str(value).strip()
         if not text:
             self._refuse(line, column, value, "an arrival time")
@@ -137,13 +139,14 @@ class RowReader:
             self._is_iso = not is_number(text)
             if not self._is_iso and self.unit is None:
                 self.unit = guess_unit(text, self._layout.format.unit)
+                self._is_guessed = self.unit != self._layout.format.unit
         try:
             return iso_ns(text) if self._is_iso else number_ns(text, self.unit or "s")
         except TimestampError as error:
             self._refuse(line, column, value, str(error).removeprefix("expected "))
 
     def _tokens(self, line: int, cells: Mapping[str, Any], column: str) -> int:
-        value = cells.get(normalise(column))
+        value = cells.get(self._keys[column])
         count = _whole(value)
         if count is None or not 0 <= count <= MAX_TOKENS:
             self._refuse(line, column, value, f"a whole number of tokens from 0 to {MAX_TOKENS}")
@@ -186,10 +189,8 @@ class RowReader:
 
     @property
     def unit_note(self) -> str | None:
-        """A sentence when numbers were read in another unit than the format's own, or None."""
-        if self._is_iso is not False or self.unit in (None, self._layout.format.unit) or self._layout.fixed_unit:
-            return None
-        return f"{self._layout.arrival} was read as {UNIT_NAMES[self.unit or 's']}"
+        """A sentence when the size of the numbers decided for another unit than the format's own, or None."""
+        return f"{self._layout.arrival} was read as {UNIT_NAMES[self.unit or 's']}" if self._is_guessed else None
 
 
 def _is_blank(value: object) -> bool:

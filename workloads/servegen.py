@@ -6,6 +6,7 @@ fitted distribution (Gamma, Weibull, or empty when silent), shape, scale (s). `*
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,17 +105,15 @@ def _positions(window: Window, rng: np.random.Generator) -> npt.NDArray[np.float
 
 
 def read_windows(path: Path, cells: Iterable[tuple[int, list[str]]]) -> Iterator[Window]:
-    """Windows in file order; each lasts until the next one starts, the last as long as the one before it (or 600 s)."""
+    """Windows in file order. All last as long as the closest two starts are apart (600 s for a lone one); gaps are silent."""
     rows: list[tuple[float, float, str, float]] = []
     for line, row in cells:
         item = _read_row(path, line, row)
         if rows and item[0] <= rows[-1][0]:
             raise InputError(f"{path}: line {line}: window start: {item[0]:g}, expected more than {rows[-1][0]:g}, the one before")
         rows.append(item)
-    width_s = _DEFAULT_WINDOW_S
-    for index, (start_s, rate, family, shape) in enumerate(rows):
-        if index + 1 < len(rows):
-            width_s = rows[index + 1][0] - start_s
+    width_s = min((later[0] - row[0] for row, later in pairwise(rows)), default=_DEFAULT_WINDOW_S)
+    for start_s, rate, family, shape in rows:
         yield Window(start_s, width_s, round(rate * width_s), family, shape)
 
 

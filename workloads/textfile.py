@@ -1,6 +1,5 @@
 """Opening a trace as text: plain or gzip, with or without a byte order mark, whatever the line ends. Knows no format."""
 
-import codecs
 import gzip
 import io
 import zlib
@@ -44,11 +43,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
 def _check_text(path: Path, head: bytes) -> None:
     if not head:
         raise InputError(f"{path}: is empty, expected a trace")
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        is_text = head[:1].isascii() and sum(byte > 127 for byte in head) < len(head) // 100
-    else:
-        is_text = True
-    if not is_text or b"\0" in head:
+    text = head.decode("utf-8", errors="surrogateescape")
+    num_stray_bytes = sum("\udc80" <= character <= "\udcff" for character in text)
+    if b"\0" in head or num_stray_bytes > len(text) // 10:
         raise InputError(f"{path}: is binary, expected CSV or JSON lines in UTF-8")

@@ -25,11 +25,7 @@ class TimestampError(ValueError):
 
 def is_number(text: str) -> bool:
     """Whether `text` is written as a number, NaN and infinities included, rather than as a date."""
-    try:
-        Decimal(text)
-    except InvalidOperation:
-        return False
-    return True
+    return _decimal(text) is not None
 
 
 def iso_ns(text: str) -> int:
@@ -63,10 +59,9 @@ def number_ns(text: str, unit: str) -> int:
     if text.isascii() and text.isdigit() and len(text) < 20:
         total = int(text) * NS_PER_UNIT[unit]
     else:
-        try:
-            value = Decimal(text)
-        except InvalidOperation:
-            raise TimestampError(f"expected a number of {UNIT_NAMES[unit]}") from None
+        value = _decimal(text)
+        if value is None:
+            raise TimestampError(f"expected a number of {UNIT_NAMES[unit]}")
         if not value.is_finite() or value < 0:
             raise TimestampError(f"expected a finite number of {UNIT_NAMES[unit]} that is not negative")
         total = MAX_NS + 1 if value.adjusted() > 20 else int(value * NS_PER_UNIT[unit])
@@ -80,10 +75,15 @@ def guess_unit(text: str, default: str) -> str:
 
     1700158546 is seconds, 1700158546680 milliseconds, 1700158546680590 microseconds; 27499 is whatever the format says.
     """
-    try:
-        size = Decimal(text).adjusted()
-    except InvalidOperation:
+    value = _decimal(text)
+    if value is None or not value.is_finite():
         return default
-    if size == 9:
-        return "s"
-    return {11: "ms", 12: "ms", 14: "us", 15: "us", 17: "ns", 18: "ns"}.get(size, default)
+    return {9: "s", 11: "ms", 12: "ms", 14: "us", 15: "us", 17: "ns", 18: "ns"}.get(value.adjusted(), default)
+
+
+def _decimal(text: str) -> Decimal | None:
+    """`text` as a decimal number (NaN and infinities are some), or None; unlike Python, `1_000` is none."""
+    try:
+        return None if "_" in text else Decimal(text)
+    except InvalidOperation:
+        return None

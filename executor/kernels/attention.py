@@ -27,7 +27,10 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Launch constants of one (dtype, tile height); `programs_per_sm` sizes the grid."""
+    """Launch constants of one (dtype, tile height); `programs_per_sm` sizes the grid.
+
+    The block-table load takes every second pipeline stage: 5 stages keep two K and V tiles in flight.
+    """
 
     num_warps: int
     num_stages: int
@@ -35,14 +38,15 @@ class AttentionConfig:
 
 
 CONFIGS = {
-    (torch.bfloat16, 16): AttentionConfig(num_warps=4, num_stages=3, programs_per_sm=2),
-    (torch.bfloat16, 32): AttentionConfig(num_warps=4, num_stages=3, programs_per_sm=2),
-    (torch.bfloat16, 64): AttentionConfig(num_warps=4, num_stages=2, programs_per_sm=2),
+    (torch.bfloat16, 16): AttentionConfig(num_warps=4, num_stages=5, programs_per_sm=2),
+    (torch.bfloat16, 32): AttentionConfig(num_warps=4, num_stages=5, programs_per_sm=2),
+    (torch.bfloat16, 64): AttentionConfig(num_warps=4, num_stages=5, programs_per_sm=2),
     (torch.float32, 16): AttentionConfig(num_warps=4, num_stages=1, programs_per_sm=2),
     (torch.float32, 32): AttentionConfig(num_warps=4, num_stages=1, programs_per_sm=2),
     (torch.float32, 64): AttentionConfig(num_warps=8, num_stages=1, programs_per_sm=1),
 }
-TILE_CLASSES = (16, 32, 64)
+TILE_CLASSES = {torch.bfloat16: (16, 32, 64), torch.float32: (16,)}
+"""Query-tile heights to pack for. In float32 taller tiles than 16 spill registers at head_dim 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,11 @@ def attention_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES_PER_SPLIT: tl.constexpr, ITEM_WORDS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A fixed number of programs share (item, head) units; layouts as in `attention_triton`."""
+    """A fixed number of programs share (item, head) units; layouts as in `AttentionLauncher.__call__`.
+
+    Splits begin and end without a branch (a branch between tensor-core products makes ptxas serialise them): at a split's first
+    tile the running maximum is -inf, which scales what came before by 0; before its last tile the fold joins weight 0.
+    """
     FIXED_POINT: tl.constexpr = 16777216.0
     o_m = tl.arange(0, BLOCK_M)
     o_n = tl.arange(0, BLOCK_N)
@@ -107,6 +115,7 @@ def attention_kernel(
 
             b_dot = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
             b_dot = tl.where(o_key[None, :] <= (position + o_m)[:, None], b_dot, float("-inf"))
+            b_split_max = tl.where(i_tile % TILES_PER_SPLIT == 0, float("-inf"), b_split_max)
             b_new_max = tl.maximum(b_split_max, tl.max(b_dot, 1))
             b_base = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
             b_factor = tl.exp2((b_split_max - b_base) * scale_log2)
@@ -115,12 +124,9 @@ def attention_kernel(
             b_split_sum = tl.fma(b_split_sum, b_factor, b_count.to(tl.float32) * (1.0 / FIXED_POINT))
             b_split_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_split_acc * b_factor[:, None], input_precision="ieee")
             b_split_max = b_new_max
-            if (i_tile + 1) % TILES_PER_SPLIT == 0:
-                b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2)
-                b_split_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-                b_split_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-                b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
-        b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2)
+            is_end = ((i_tile + 1) % TILES_PER_SPLIT == 0) | (i_tile + 1 == end_tile)
+            b_folded_max = tl.where(is_end, b_split_max, float("-inf"))
+            b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_folded_max, b_split_sum, b_split_acc, scale_log2)
 
         is_whole = (first_tile == 0) & (end_tile * BLOCK_N >= key_limit)
         if is_whole:
@@ -148,7 +154,7 @@ class AttentionLauncher:
         hold. `meta` must have been packed with `tile_rows`; items name the plane of depth offset 0."""
         _, _, num_kv_heads, block_size, head_dim = kv.k.shape
         num_heads = out.shape[1] // head_dim
-        config = CONFIGS[q.dtype if q.dtype in (torch.bfloat16, torch.float32) else torch.bfloat16, tile_rows]
+        config = CONFIGS[q.dtype, tile_rows]
         scale_log2 = head_dim**-0.5 * LOG2_E
         workspace = self.workspace
         attention_kernel[(self.num_sms * config.programs_per_sm,)](

@@ -10,7 +10,7 @@ from executor.kernels.lang import jit, tl
 
 @jit
 def fold(b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2):
-    """(max, sum, acc) so far and of the next split, each [rows], [rows], [rows, head_dim] float32; maxima are unscaled dot products.
+    """Join (max, sum, acc) so far and of the next split: [rows], [rows], [rows, head_dim] float32; maxima are unscaled products.
 
     A split that is entirely masked for a row has max -inf and weight exactly 0; an empty left side leaves the split as it is.
     """

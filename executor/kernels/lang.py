@@ -1,15 +1,18 @@
 """Triton when it is installed, and a stand-in that lets the modules of this folder be imported when it is not.
 
-Without Triton the decorated functions are never called: `executor.kernels.ops` then offers only the torch twins.
+Without Triton the decorated functions are never called: only the torch twins run.
 """
 
 from typing import Any
 
+tl: Any
+jit: Any
+
 try:
     import triton
-    import triton.language as tl
+    import triton.language
 
-    jit: Any = triton.jit
+    tl, jit = triton.language, triton.jit
     HAS_TRITON = True
 except ImportError:
     HAS_TRITON = False
@@ -17,10 +20,10 @@ except ImportError:
     class _Language:
         constexpr = int
 
-    tl = _Language()
+    def _undecorated(function: Any = None, **_options: Any) -> Any:
+        return function if function is not None else _undecorated
 
-    def jit(function: Any = None, **options: Any) -> Any:
-        return function if function is not None else lambda decorated: decorated
+    tl, jit = _Language(), _undecorated
 
 
 def block_for(size: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from executor.kernels import attention as attn
 from executor.kernels import embed_rows, exit_copy, gate, gather_rows, linear, residual_norms, rms_norm, rope_write, scatter_rows
 from executor.kernels import swiglu as glu
-from policies.core.model import ModelShape
+from policies.core.model import BF16_BYTES, ModelShape
 
 Op = Callable[..., Any]
 
@@ -56,8 +56,9 @@ def torch_ops() -> Ops:
     )
 
 
-def triton_ops(workspace: attn.Workspace, num_sms: int) -> Ops:
-    """The kernels, with attention's partial results in `workspace` and grids for `num_sms` multiprocessors."""
+def triton_ops(workspace: attn.Workspace, num_sms: int, dtype: torch.dtype) -> Ops:
+    """The kernels for activations of `dtype` (bfloat16 or float32), attention's partial results in `workspace`, grids for `num_sms`
+    multiprocessors."""
     return Ops(
         linear=linear.linear_cublas,
         rms_norm=rms_norm.rms_norm_triton,
@@ -70,14 +71,15 @@ def triton_ops(workspace: attn.Workspace, num_sms: int) -> Ops:
         gather_rows=gather_rows.gather_rows_triton,
         scatter_rows=scatter_rows.scatter_rows_triton,
         exit_copy=exit_copy.exit_copy_triton,
-        tile_classes=attn.TILE_CLASSES,
+        tile_classes=attn.TILE_CLASSES[dtype],
         attention_slots=2 * num_sms,
     )
 
 
 def select_ops(shape: ModelShape, max_partials: int, device: torch.device) -> Ops:
-    """The operations for `device`; on CUDA this allocates the attention workspace."""
+    """The operations for `device`; on CUDA this allocates the attention workspace. The dtype is that of `shape.dtype_bytes`."""
     if device.type == "cpu":
         return torch_ops()
+    dtype = torch.bfloat16 if shape.dtype_bytes == BF16_BYTES else torch.float32
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return triton_ops(attn.Workspace.allocate(shape, max_partials, device), num_sms)
+    return triton_ops(attn.Workspace.allocate(shape, max_partials, device), num_sms, dtype)

@@ -51,7 +51,7 @@ class Packer:
         Fills header, positions, slots, source_rows, target_rows, combines and items; sets token_ids and sampled_rows to -1 for the
         caller to overwrite. Raises `ValueError` when the rows do not fit the bucket.
 
-        A range of 40 rows from position 280 with tiles of 16 has tiles of 16, 16 and 8 rows; the first needs keys [0, 296): 2 splits.
+        40 rows from position 280 in tiles of 16 make tiles of 16, 16 and 8 rows; the first needs keys [0, 296): 2 splits.
         """
         ring, depth, start, count = segments[:, :4].T
         num_rows = int(count.sum())
@@ -79,7 +79,7 @@ class Packer:
         return PackedBatch(num_rows, tile_rows, host.layout.item_offset + ITEM_WORDS * num_items)
 
     def tile_rows_for(self, longest: int) -> int:
-        """The smallest class that holds the longest range, or the largest class. A batch has one class: graphs are kept per class."""
+        """The smallest class that holds the longest range, or the largest class. A batch has one: graphs are kept per class."""
         return next((rows for rows in self.tile_classes if rows >= longest), self.tile_classes[-1])
 
     def _pack_items(self, host: HostMeta, segments: np.ndarray, first_row: np.ndarray, tile_rows: int) -> tuple[int, int]:

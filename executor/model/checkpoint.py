@@ -8,8 +8,9 @@ with the shape.
 import json
 import math
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -44,7 +45,7 @@ def load_checkpoint(folder: Path, shape: ModelShape, dtype: torch.dtype, device:
     stored = read_headers(folder)
     check_tensors(folder, stored, shape)
     check_memory(device, weight_bytes(shape, dtype), f"the checkpoint {folder}")
-    files: dict[Path, BinaryIO] = {}
+    files: dict[Path, BufferedReader] = {}
 
     def fill(name: str, view: torch.Tensor) -> None:
         item = stored[name]
@@ -147,10 +148,9 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     return values
 
 
-def _read_tensor(file: BinaryIO, name: str, item: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
+def _read_tensor(file: BufferedReader, name: str, item: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
     tensor = torch.empty(item.shape, dtype=dtype)
-    buffer = tensor.reshape(-1).view(torch.uint8).numpy()
     file.seek(item.start)
-    if file.readinto(memoryview(buffer)) != item.end - item.start:
+    if file.readinto(memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)) != item.end - item.start:
         raise InputError(f"{item.path}: truncated while reading tensor {name}")
     return tensor

@@ -80,9 +80,7 @@ def store_rows(model: LoopedModel, meta: BatchMeta, scratch: Scratch, hidden_poo
     model.ops.scatter_rows(scratch.hidden, meta.target_rows, hidden_pool)
 
 
-def recurrent(
-    model: LoopedModel, kv: KVPools, meta: BatchMeta, tile_rows: int, scratch: Scratch, depth_offset: int = 0
-) -> None:
+def recurrent(model: LoopedModel, kv: KVPools, meta: BatchMeta, tile_rows: int, scratch: Scratch, depth_offset: int = 0) -> None:
     """One loop: all physical layers and the final norm, `scratch.hidden` [rows, hidden] in place.
 
     Row i runs at the depth of its segment plus `depth_offset`: a batch of `loop_count` n calls this with offsets 0 .. n-1. K/V of

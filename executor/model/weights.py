@@ -81,7 +81,7 @@ def build_weights(shape: ModelShape, dtype: torch.dtype, device: torch.device, f
 def random_weights(shape: ModelShape, seed: int, dtype: torch.dtype, device: torch.device) -> Weights:
     """Seeded random weights: matrices N(0, 1 / fan_in), norms 1 + N(0, 0.01), so that states keep unit size at every depth.
 
-    Each tensor has a generator of its own, seeded from (seed, name): a tensor's values do not depend on the others. Values are drawn
+    Each tensor has a generator of its own, seeded from (seed, name): a tensor's values do not depend on the others. They are drawn
     in float32 on the target device, so they are the same on every run of one kind of device, and differ between CPU and CUDA.
     """
 

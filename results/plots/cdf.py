@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 from numpy.typing import NDArray
 
-from results.latency import Latencies
 from results.identity import policy_order
+from results.latency import Latencies
 from results.load import Run
 from results.plots.style import MUTED, picture, policy_styles, say_nothing_to_show, width_under
 

@@ -52,6 +52,7 @@ def plot_rows(runs: Sequence[Run], path: Path) -> None:
             axes.set_ylim(0, 1.05 * max(top, 1.0))
             axes.set_xlim(edges[0], end_ms / per_unit)
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
             axes.set_ylabel("rows")
         grid[-1].set_xlabel(f"time, {unit}")
         handles, texts = grid[0].get_legend_handles_labels()

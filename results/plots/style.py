@@ -14,8 +14,7 @@ from results.identity import policy_order
 POLICY_COLORS = {"atomic": "#6b7280", "split": "#d97706", "mixed": "#0f766e", "wcpb": "#be123c"}
 OTHER_COLORS = ("#4338ca", "#7c3aed", "#0369a1", "#65a30d", "#a16207", "#9d174d")
 REQUEST_COLORS = (
-    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#86bcb6", "#d37295",
-    "#8cd17d",
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#6a51a3", "#a9b84f",
 )  # fmt: skip
 INK, MUTED, FAINT = "#1f2937", "#6b7280", "#e5e7eb"
 
@@ -74,7 +73,7 @@ def policy_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 def width_under(place: int, num_lines: int) -> float:
     """Line width of the line at `place` of several drawn over one another: earlier ones are wider and stay visible below."""
-    return 1.6 + 1.1 * (num_lines - 1 - place)
+    return 1.6 + 0.8 * (num_lines - 1 - place)
 
 
 def say_nothing_to_show(axes: Axes, text: str) -> None:

@@ -21,7 +21,7 @@ from results.plots.window import EMBED_LANE, Box, Window, default_window, lane_b
 
 WIDTH_INCHES = 13.0
 MAX_LEGEND = 12
-LABEL_POINTS = 7.0
+LABEL_POINTS, MIN_HATCH_POINTS = 7.0, 3.5
 ROWS_STRIP = 0.75
 """Height, in lanes, of the strip above a panel that tells the rows of every invocation."""
 
@@ -36,14 +36,9 @@ def plot_wavefront(runs: Sequence[Run], path: Path, window: Window | None = None
     if len(depths) > 1:
         raise InputError(f"wavefront: the runs have models of {depths[0]} and {depths[-1]} loops, expected the same depth")
     num_loops = depths[0]
-    if window is None:
-        window = default_window(runs[0]) if len(runs) == 1 else shared_window(runs)
-    if len(runs) > 1 and window.start_ns is None and window.end_ns is None:
-        chosen = window.select(runs[0].batches(), str(runs[0].path))
-        window = Window(start_ns=chosen[0].started_ns, end_ns=chosen[-1].finished_ns)
-    panels = [window.select(run.batches(), str(run.path)) for run in runs]
-    start_ns = window.start_ns if window.start_ns is not None else min(panel[0].started_ns for panel in panels)
-    end_ns = max(panel[-1].finished_ns for panel in panels)
+    window, panels = _choose(runs, window)
+    start_ns = window.start_ns if window.start_ns is not None else min(panel[0].started_ns for panel in panels if panel)
+    end_ns = max(panel[-1].finished_ns for panel in panels if panel)
     end_ns = min(end_ns, window.end_ns) if window.end_ns is not None else end_ns
     boxes = layout(panels, num_loops)
     requests = sorted({box.item.request_id for panel in boxes for box in panel})
@@ -68,10 +63,26 @@ def plot_wavefront(runs: Sequence[Run], path: Path, window: Window | None = None
             _draw_row_strip(axes, batches, num_loops, most_rows)
 
 
+def _choose(runs: Sequence[Run], window: Window | None) -> tuple[Window, list[list[LoggedBatch]]]:
+    """The window and every run's batches in it. What the caller asks for must exist; what we choose is cut to what can be drawn."""
+    if window is None:
+        window = default_window(runs[0]) if len(runs) == 1 else shared_window(runs)
+        panels = [window.clip(run.batches()) for run in runs]
+        if not any(panels):
+            raise InputError(f"{runs[0].path}: has no batch to draw")
+        return window, panels
+    if len(runs) > 1 and window.start_ns is None and window.end_ns is None:
+        chosen = window.select(runs[0].batches(), str(runs[0].path))
+        window = Window(start_ns=chosen[0].started_ns, end_ns=chosen[-1].finished_ns)
+    return window, [window.select(run.batches(), str(run.path)) for run in runs]
+
+
 def _title(run: Run, batches: Sequence[LoggedBatch]) -> str:
     loops = sum(batch.loop_count for batch in batches)
     rows = sum(batch.loop_count * batch.rows for batch in batches)
     name = f"{run.policy} · chunk {run.chunk_tokens}"
+    if not batches:
+        return f"{name}   ·   nothing runs here"
     span = f"batches {batches[0].seq} to {batches[-1].seq}"
     return f"{name}   ·   {span}" + (f", {rows / loops:,.1f} rows per recurrent invocation" if loops else "")
 
@@ -108,19 +119,20 @@ def _draw_boxes(axes: Axes, boxes: Sequence[Box], colors: dict[int, str]) -> Non
         if not mine:
             continue
         faces = [colors[box.item.request_id] for box in mine]
+        has_hatch = not is_prompt and min(box.height for box in mine) * _points_per_lane(axes) > MIN_HATCH_POINTS
         collection = PolyCollection(
             [_corners(axes, box) for box in mine],
             facecolors=faces if is_prompt else [_darker(face) for face in faces],
-            edgecolors="white" if is_prompt else [_darker(face, 0.35) for face in faces],
-            linewidths=0.6,
-            hatch=None if is_prompt else "/////",
+            edgecolors=[_darker(face, 0.35) for face in faces] if has_hatch else "white",
+            linewidths=0.6 if is_prompt or has_hatch else 0.3,
+            hatch="/////" if has_hatch else None,
             zorder=2,
         )
         axes.add_collection(collection, autolim=False)
 
 
 def _corners(axes: Axes, box: Box) -> list[tuple[float, float]]:
-    """The box in data coordinates, a third of a pixel point short of the batch boundaries."""
+    """The box in data coordinates, a pixel short of its time on either side, so that batch boundaries stay visible."""
     left, right = box.start_ns / 1e6, box.end_ns / 1e6
     gap = min(0.9 * _ms_per_pixel(axes), 0.15 * (right - left))
     left, right, low, high = left + gap, right - gap, box.y, box.y + box.height
@@ -130,14 +142,14 @@ def _corners(axes: Axes, box: Box) -> list[tuple[float, float]]:
 def _label_boxes(axes: Axes, boxes: Sequence[Box], colors: dict[int, str], chunk_tokens: int, start_ns: int, end_ns: int) -> None:
     """Write `c3` into prompt boxes and `@1034` into decode rows, where it fits; a decode row without room keeps its hatch only."""
     per_ms = 1 / _ms_per_pixel(axes)
-    per_lane = abs(axes.transData.transform((0, 1))[1] - axes.transData.transform((0, 0))[1])
     per_point = axes.figure.dpi / 72
+    per_lane = _points_per_lane(axes)
     for box in boxes:
         item = box.item
         text = f"c{item.token_start // chunk_tokens}" if item.is_prompt else f"@{item.token_start}"
         left, right = max(box.start_ns, start_ns), min(box.end_ns, end_ns)
         width_points = (right - left) / 1e6 * per_ms / per_point
-        height_points = box.height * per_lane / per_point
+        height_points = box.height * per_lane
         size = min(LABEL_POINTS, height_points * 0.85, width_points / (0.72 * len(text)))
         if size < 4.6:
             continue
@@ -183,6 +195,11 @@ def _add_legend(figure: Figure, requests: Sequence[int], colors: dict[int, str],
 def _ms_per_pixel(axes: Axes) -> float:
     low, high = axes.get_xlim()
     return float((high - low) / axes.get_window_extent().width)
+
+
+def _points_per_lane(axes: Axes) -> float:
+    low, high = axes.get_ylim()
+    return float(axes.get_window_extent().height / (high - low) / (axes.figure.dpi / 72))
 
 
 def _darker(color: str, share: float = 0.62) -> tuple[float, float, float]:

@@ -29,8 +29,17 @@ class Window:
     start_ns: int | None = None
     end_ns: int | None = None
 
-    def select(self, batches: Iterable[LoggedBatch], name: str = "the run") -> list[LoggedBatch]:
-        """The batches inside. Raises `InputError` when there is none, or more than a picture can show."""
+    def select(self, batches: Iterable[LoggedBatch], name: str) -> list[LoggedBatch]:
+        """The batches inside. Raises `InputError`, naming the run, when there is none or more than a picture can show."""
+        chosen = self.clip(batches, MAX_BOXES + 1)
+        if not chosen:
+            raise InputError(f"{name}: no batch in {self}")
+        if sum(map(_num_boxes, chosen)) > MAX_BOXES:
+            raise InputError(f"{name}: {self} holds more than {MAX_BOXES} ranges, choose a shorter one")
+        return chosen
+
+    def clip(self, batches: Iterable[LoggedBatch], max_boxes: int = MAX_BOXES) -> list[LoggedBatch]:
+        """The batches inside, perhaps none, up to and including the one that brings them to `max_boxes` ranges."""
         chosen: list[LoggedBatch] = []
         num_boxes = 0
         for batch in batches:
@@ -43,11 +52,9 @@ class Window:
             ):
                 continue
             chosen.append(batch)
-            num_boxes += max(batch.loop_count, 1) * (batch.ranges_text.count(" ") + 1)
-            if num_boxes > MAX_BOXES:
-                raise InputError(f"{name}: {self} holds more than {MAX_BOXES} ranges, choose a shorter one")
-        if not chosen:
-            raise InputError(f"{name}: no batch in {self}")
+            num_boxes += _num_boxes(batch)
+            if num_boxes >= max_boxes:
+                break
         return chosen
 
     def __str__(self) -> str:
@@ -78,7 +85,7 @@ def default_window(run: Run, num_batches: int = WINDOW_BATCHES) -> Window:
 
 def shared_window(runs: Sequence[Run], num_batches: int = WINDOW_BATCHES) -> Window:
     """One stretch of time for several runs of a workload: the last run's default window, by the clock."""
-    chosen = default_window(runs[-1], num_batches).select(runs[-1].batches())
+    chosen = default_window(runs[-1], num_batches).clip(runs[-1].batches())
     return Window(start_ns=chosen[0].started_ns, end_ns=chosen[-1].finished_ns)
 
 
@@ -131,6 +138,10 @@ def layout(panels: Sequence[Sequence[LoggedBatch]], num_loops: int) -> list[list
                 bottom += share * height
         boxes.append(found)
     return boxes
+
+
+def _num_boxes(batch: LoggedBatch) -> int:
+    return max(batch.loop_count, 1) * (batch.ranges_text.count(" ") + 1)
 
 
 def _cells(batches: Sequence[LoggedBatch], num_loops: int) -> list[tuple[int, int, int, list[LoggedRange]]]:

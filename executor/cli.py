@@ -1,0 +1,119 @@
+"""The executor's commands: `run` one configuration, `sweep` a grid of them, `preserve` and `diagnose` compare runs bit for bit."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from policies.config import load_config
+from policies.core.command import OneLineParser, exit_status
+from policies.core.errors import InputError
+from policies.grid import load_grid
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
+    parser = OneLineParser(prog="executor", description="Run scheduling policies with real kernels.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|sweep|diagnose|preserve|bench", parser_class=OneLineParser)
+    run = commands.add_parser("run", help="one run")
+    run.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
+    run.set_defaults(action=_run)
+    sweep = commands.add_parser("sweep", help="a grid of runs on one loaded model, one after another, resumable")
+    sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
+    sweep.set_defaults(action=_sweep)
+    diagnose = commands.add_parser("diagnose", help="compare hidden states and tokens of two policies, bit for bit, depth by depth")
+    diagnose.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    diagnose.add_argument("--against", default="split", metavar="POLICY", help="the policy to compare with (default: split)")
+    diagnose.set_defaults(action=_diagnose)
+    preserve = commands.add_parser("preserve", help="a grid of runs whose tokens, hidden states and K/V must be the same bits")
+    preserve.add_argument("config", type=Path, metavar="SWEEP.yaml")
+    preserve.set_defaults(action=_preserve)
+    bench = commands.add_parser("bench", help="time single batches beside their physical limits (CUDA)")
+    bench.add_argument("config", type=Path, nargs="?", default=CONFIGS / "bench.yaml", metavar="CONFIG.yaml")
+    bench.set_defaults(action=_bench)
+    for command in (run, sweep, diagnose, preserve, bench):
+        command.add_argument("--device", default="cuda", metavar="cuda|cpu")
+        command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
+        command.add_argument("--out", type=Path, default=None, metavar="DIR")
+        command.add_argument("--audit", action="store_true", help="recompute every address from first principles (slow)")
+        command.add_argument("--no-graphs", action="store_true", help="launch every kernel eagerly instead of replaying CUDA graphs")
+    options = parser.parse_args(arguments)
+    return exit_status("executor", lambda: int(options.action(options)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    config = load_config(options.config, options.set)
+    _need_torch()
+    from executor.run import execute
+    from executor.session import Session
+    from results.table import print_table
+
+    session = Session([config], options.device, use_graphs=not options.no_graphs)
+    path, summary, _ = execute(session, session.runs[0], options.out, plots=not options.no_plots, audit=options.audit)
+    print_table([summary])
+    print(f"run directory: {path}", file=sys.stderr)
+    return _status(summary["status"])
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    grid = load_grid(options.config, options.set)
+    _need_torch()
+    from executor.sweep import run_grid
+    from results.sweep import write_sweep
+    from results.table import print_table
+
+    out = options.out or Path("results/runs") / f"gpu-{options.config.stem}"
+    cells = run_grid(grid, options.device, out, use_graphs=not options.no_graphs, audit=options.audit)
+    print_table([summary for _, _, summary in cells])
+    files = write_sweep(cells, out)
+    print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
+    return max((_status(summary["status"]) for _, _, summary in cells), default=1)
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    config = load_config(options.config, options.set)
+    against = load_config(options.config, [*options.set, f"policy={options.against}"])
+    _need_torch()
+    from executor.diagnose import diagnose, print_differences
+
+    result = diagnose(config, against, options.device, audit=options.audit)
+    print_differences(result)
+    return 0 if result.is_identical else 1
+
+
+def _preserve(options: argparse.Namespace) -> int:
+    grid = load_grid(options.config, options.set)
+    _need_torch()
+    from executor.preserve import preserve, print_comparisons
+
+    out = options.out or Path("results/runs") / f"preserve-{options.config.stem}"
+    results = preserve(grid, options.device, out, use_graphs=not options.no_graphs, audit=options.audit)
+    print_comparisons(results)
+    return 0 if all(item.is_identical for item in results) else 1
+
+
+def _bench(options: argparse.Namespace) -> int:
+    config = load_config(options.config, options.set)
+    _need_torch()
+    from executor.bench import STANDARD_CASES, print_timings, time_cases
+    from executor.session import Session
+
+    if options.device != "cuda":
+        raise InputError(f"--device {options.device}: bench times device events, expected cuda")
+    session = Session([config], options.device, use_graphs=not options.no_graphs)
+    print_timings(time_cases(session, STANDARD_CASES))
+    return 0
+
+
+def _status(status: str) -> int:
+    return {"complete": 0, "interrupted": 130}.get(status, 1)
+
+
+def _need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise InputError("the executor needs torch, which is not installed: run `make gpu-run`, or pip install '.[gpu]'") from None

@@ -1,0 +1,79 @@
+"""Token preservation: the same requests under every policy, chunk size and company, compared bit for bit.
+
+Compares output token ids, the final hidden state behind every token, and every K/V element of every depth plane with those of the
+first run. Anything but zero differences is a bug.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from executor.fingerprint import Fingerprint, Fingerprints
+from executor.run import execute
+from executor.session import Session
+from policies.config import RunConfig
+from results.identity import RunIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One run against the first: how many requests differ in tokens, hidden states and K/V."""
+
+    label: str
+    num_requests: int
+    num_tokens: int
+    tokens_differ: int
+    hidden_differ: int
+    kv_differ: int
+
+    @property
+    def is_identical(self) -> bool:
+        return not (self.tokens_differ or self.hidden_differ or self.kv_differ)
+
+
+def preserve(
+    grid: Sequence[tuple[dict[str, Any], RunConfig]], device: str, out: Path, *, use_graphs: bool = True, audit: bool = False
+) -> list[Comparison]:
+    """Run every cell of `grid` (same model, seed and workload) and compare each with the first."""
+    session = Session([config for _, config in grid], device, use_graphs=use_graphs)
+    results = []
+    reference: tuple[dict[int, list[int]], dict[int, Fingerprint]] | None = None
+    for (axes, _), run in zip(grid, session.runs, strict=True):
+        fingerprints = Fingerprints(session.pools)
+        name = RunIdentity.from_config(run.config.resolved, "executor", session.shape.num_loops).directory_name
+        _, _, tokens = execute(session, run, out / name, plots=False, audit=audit, fingerprints=fingerprints)
+        found = (tokens, fingerprints.finish())
+        reference = reference or found
+        label = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in axes.items())
+        results.append(compare(label, reference, found))
+    return results
+
+
+def compare(
+    label: str,
+    expected: tuple[dict[int, list[int]], dict[int, Fingerprint]],
+    found: tuple[dict[int, list[int]], dict[int, Fingerprint]],
+) -> Comparison:
+    """Count the requests of `found` that are not those of `expected`; a missing request differs in everything."""
+    ids = sorted(expected[0].keys() | found[0].keys())
+    empty = Fingerprint()
+    return Comparison(
+        label,
+        len(ids),
+        sum(map(len, found[0].values())),
+        sum(expected[0].get(key) != found[0].get(key) for key in ids),
+        sum(expected[1].get(key, empty).hidden != found[1].get(key, empty).hidden for key in ids),
+        sum(expected[1].get(key, empty).kv != found[1].get(key, empty).kv for key in ids),
+    )
+
+
+def print_comparisons(results: Sequence[Comparison]) -> None:
+    table = Table("run", "requests", "tokens", "tokens differ", "hidden differ", "K/V differ", title="against the first run")
+    for item in results:
+        counts = (item.num_requests, item.num_tokens, item.tokens_differ, item.hidden_differ, item.kv_differ)
+        table.add_row(item.label, *map(str, counts))
+    Console(width=140).print(table)

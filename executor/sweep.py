@@ -1,0 +1,45 @@
+"""A grid of runs on one loaded model, one after another: a device runs one thing at a time. Finished cells are not run again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from executor.run import execute
+from executor.session import Session
+from policies.config import RunConfig
+from results.identity import RunIdentity
+from results.rundir import SUMMARY
+
+Cell = tuple[dict[str, Any], Path, dict[str, Any]]
+
+
+def run_grid(
+    grid: Sequence[tuple[dict[str, Any], RunConfig]], device: str, out: Path, *, use_graphs: bool = True, audit: bool = False
+) -> list[Cell]:
+    """(axes, run directory, summary) of every cell, in order. A cell interrupted by Ctrl-C is the last one."""
+    places = [
+        out / "cells" / RunIdentity.from_config(config.resolved, "executor", 0, device=device).directory_name for _, config in grid
+    ]
+    done = [finished_summary(place) for place in places]
+    todo = [config for (_, config), summary in zip(grid, done, strict=True) if summary is None]
+    session = Session(todo, device, use_graphs=use_graphs) if todo else None
+    runs = iter(session.runs) if session else iter(())
+    cells: list[Cell] = []
+    for (axes, _), place, summary in zip(grid, places, done, strict=True):
+        if summary is None:
+            assert session is not None
+            _, summary, _ = execute(session, next(runs), place, plots=False, audit=audit)
+        cells.append((axes, place, summary))
+        if summary["status"] == "interrupted":
+            break
+    return cells
+
+
+def finished_summary(place: Path) -> dict[str, Any] | None:
+    """The summary of an earlier complete run in `place`, or None."""
+    try:
+        summary: dict[str, Any] = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if summary.get("status") == "complete" else None

@@ -1,0 +1,147 @@
+"""The outside checker itself: it accepts a true log and names the invariant that a falsified one breaks."""
+
+from collections.abc import Callable
+
+import pytest
+from log_checker import Broken, Rules, check_log
+from toy_backend import Run, World, run
+
+from policies.core.request import Request
+from policies.core.settings import SchedulerSettings
+from policies.wcpb import Wavefront
+
+RULES = Rules(
+    num_loops=4, max_num_seqs=2, max_num_batched_tokens=16, chunk_tokens=4, inflight=2, resident_chunks=4, num_groups=4, block_size=16,
+    outputs={0: 2, 1: 1, 2: 1, 3: 1},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def log() -> Run:
+    """A wavefront of three chunks, a second request beside it, a third after the device was idle, a fourth that never fits."""
+    requests = [Request(0, 0, 12, 2), Request(1, 500, 4, 1), Request(2, 20_000, 4, 1), Request(3, 20_000, 99, 9)]
+    limits = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=16, prefill_chunk_size=4)
+    return run(Wavefront(), requests, limits, num_blocks=16, world=World(host_ns=10))
+
+
+def broken_by(log: Run, change: Callable[[list[str], list[str]], None], rules: Rules = RULES) -> int:
+    """Number of the invariant that the checker says is broken once `change` has falsified the lines."""
+    batches, requests = log.batches_csv.splitlines(), log.requests_csv.splitlines()
+    change(batches, requests)
+    with pytest.raises(Broken) as caught:
+        check_log("\n".join(batches) + "\n", "\n".join(requests) + "\n", rules)
+    return caught.value.number
+
+
+def with_field(line: str, column: int, text: str) -> str:
+    fields = line.split(",")
+    fields[column] = text
+    return ",".join(fields)
+
+
+def test_the_checker_accepts_a_true_log_and_counts_what_it_saw(log: Run) -> None:
+    replay = check_log(log.batches_csv, log.requests_csv, RULES)
+    assert (replay.peak_resident_chunks, replay.surplus_rows) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "seq", "old", "new"),
+    [
+        (2, 0, "PREFILLING_RECURRENT,1", "PREFILLING_RECURRENT,2"),
+        (2, 1, "0:PREFILLING_RECURRENT:0:4:4", "0:PREFILLING_RECURRENT:1:4:4"),
+        (2, 1, "0:PREFILLING_RECURRENT:0:4:4", "0:PREFILLING_RECURRENT:0:8:4"),
+        (2, 1, "0:PREFILLING_RECURRENT:1:0:4", "0:PREFILLING_RECURRENT:2:0:4"),
+        (2, 1, "0:PREFILLING_RECURRENT:1:0:4", "0:PREFILLING_RECURRENT:0:0:4"),
+        (2, 1, "0:PREFILLING_RECURRENT:0:4:4", "0:RECURRENT:0:4:1 0:PREFILLING_RECURRENT:0:4:3"),
+        (2, 2, "0:PREFILLING_RECURRENT:0:8:4", "0:PREFILLING_RECURRENT:0:8:5"),
+        (4, 0, "0:0", "0:4"),
+        (4, 0, "0:0", "0:0-1"),
+        (4, 2, "1:1", "1:0"),
+        (9, 2, "1:1", ""),
+        (9, 0, "0:0", "0:0 1:1"),
+    ],
+)
+def test_a_false_range_loop_count_or_block_is_found(log: Run, number: int, seq: int, old: str, new: str) -> None:
+    def change(batches: list[str], _: list[str]) -> None:
+        line = batches[seq + 1]
+        assert line.count(old) >= 1, line
+        head, _, tail = line.rpartition(old)
+        line = head + new + tail
+        ranges = line.split(",")[9].split(" ")
+        line = with_field(line, 4, str(sum(int(item.split(":")[4]) for item in ranges)))
+        batches[seq + 1] = with_field(line, 3, str(len({item.split(":")[0] for item in ranges})))
+
+    assert broken_by(log, change) == number
+
+
+@pytest.mark.parametrize(
+    ("number", "column", "shift"),
+    [(6, 5, 1), (6, 5, -1000), (6, 6, -1), (6, 7, 1), (6, 10, -100_000), (5, 11, -1), (0, 4, 1), (0, 3, 1), (0, 0, 1)],
+    ids=["formed late", "formed early", "started early", "finished late", "collected early", "in flight", "rows", "requests", "seq"],
+)
+def test_a_false_number_of_a_batch_is_found(log: Run, number: int, column: int, shift: int) -> None:
+    def change(batches: list[str], _: list[str]) -> None:
+        batches[5] = with_field(batches[5], column, str(int(batches[5].split(",")[column]) + shift))
+
+    found = broken_by(log, change)
+    assert found == number or (column in (5, 7) and found in (6, 9))
+
+
+@pytest.mark.parametrize(
+    ("number", "request_id", "column", "text"),
+    [
+        (7, 0, 3, "1"),
+        (7, 0, 4, "running"),
+        (7, 1, 12, "5020"),
+        (6, 1, 5, "1011"),
+        (6, 1, 6, "1"),
+        (6, 1, 7, "99999"),
+        (6, 1, 1, "25000"),
+        (9, 1, 1, "1500"),
+        (7, 3, 4, "finished"),
+        (7, 3, 11, ""),
+        (7, 3, 7, ""),
+        (7, 1, 4, "refused"),
+    ],
+)
+def test_a_false_story_of_a_request_is_found(log: Run, number: int, request_id: int, column: int, text: str) -> None:
+    def change(_: list[str], requests: list[str]) -> None:
+        requests[request_id + 1] = with_field(requests[request_id + 1].replace('"', "").replace(" (", " "), column, text)
+        if column == 12:
+            requests[request_id + 1] = with_field(requests[request_id + 1], 6, text)
+
+    assert broken_by(log, change) == number
+
+
+def test_a_missing_batch_a_lost_token_and_a_request_told_twice_are_found(log: Run) -> None:
+    def lose_last(batches: list[str], _: list[str]) -> None:
+        batches.pop()
+
+    def tell_twice(_: list[str], requests: list[str]) -> None:
+        requests.append(requests[1])
+
+    assert broken_by(log, lose_last) == 9
+    assert broken_by(log, tell_twice) == 7
+
+
+@pytest.mark.parametrize(
+    ("number", "change"),
+    [
+        (3, {"resident_chunks": 2}),
+        (5, {"max_num_batched_tokens": 12}),
+        (5, {"inflight": 1}),
+        (9, {"inflight": 3}),
+        (9, {"max_num_seqs": 3, "has_exact_times": True, "num_groups": 3}),
+        (7, {"num_groups": 40}),
+        (7, {"concurrency": 1}),
+        (7, {"outputs": {0: 1}}),
+        (2, {"chunk_tokens": 3}),
+    ],
+    ids=str,
+)
+def test_a_log_is_held_to_the_limits_of_its_run(log: Run, number: int, change: dict[str, object]) -> None:
+    rules = Rules(**{**RULES.__dict__, **change})  # type: ignore[arg-type]
+    if change == {"max_num_seqs": 3, "has_exact_times": True, "num_groups": 3}:
+        check_log(log.batches_csv, log.requests_csv, rules)
+        return
+    assert broken_by(log, lambda *_: None, rules) == number
