@@ -1,6 +1,7 @@
 """`python -m results report | plot`: arguments in, files and exit status out (`policies.core.command`)."""
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,9 +90,9 @@ def window_of(options: argparse.Namespace) -> Window | None:
     if batches != (None, None) and times != (None, None):
         raise InputError("--from-batch/--to-batch and --from-ms/--to-ms: give a window of batches or of time, not both")
     for name, (low, high), minimum_gap in (("batch", batches, 0), ("ms", times, 1e-6)):
-        if low is not None and not low >= 0:
-            raise InputError(f"--from-{name}: {low}, expected at least 0")
-        if high is not None and not high >= (low or 0) + minimum_gap:
-            raise InputError(f"--to-{name}: {high}, expected more than --from-{name} ({low or 0})")
+        if low is not None and not 0 <= low < math.inf:
+            raise InputError(f"--from-{name}: {low}, expected a number of at least 0")
+        if high is not None and not (low or 0) + minimum_gap <= high < math.inf:
+            raise InputError(f"--to-{name}: {high}, expected a number not before --from-{name} ({low or 0})")
     nanoseconds = [None if value is None else round(value * 1e6) for value in times]
     return Window(batches[0], batches[1], nanoseconds[0], nanoseconds[1])

@@ -16,8 +16,8 @@ from policies.core.batch import Stage
 from policies.core.runlog import RequestRecord
 from results.batchlog import LoggedBatch, LoggedRange
 
-MAX_BATCHES = 20_000
-"""Batches in a trace unless told otherwise: some 10 MB compressed, and what the viewer still scrolls smoothly."""
+MAX_BATCHES = 50_000
+"""Batches in a trace unless told otherwise: a few MB compressed, a few seconds to write."""
 
 DEVICE_PID, REQUESTS_PID = 1, 2
 PRELUDE_TID, DEPTH_TID, CODA_TID = 1, 10, 9_999

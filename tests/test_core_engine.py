@@ -140,6 +140,33 @@ def test_mixed_puts_decode_rows_first_and_prompt_ranges_after_them_in_one_recurr
     ]
 
 
+@pytest.mark.parametrize("policy", [Split(), Mixed(), Wavefront()], ids=str)
+def test_a_prompt_comes_back_at_every_depth_while_a_hidden_state_waits_for_company_at_the_lm_head(policy: Policy) -> None:
+    limits = SchedulerSettings(prefill_chunk_size=4, inflight=1, min_coda_batch_size=2)
+    assert ranges_of(run(policy, [Request(0, 0, 4, 1), Request(1, 1, 4, 1)], limits)) == [
+        "PREFILL 4 0:PREFILL:0:0:4",
+        *(f"PREFILLING_RECURRENT 1 1:PREFILLING_RECURRENT:{depth}:0:4" for depth in range(4)),
+        "CODA 0 0:CODA:0:3:1 1:CODA:0:3:1",
+    ]
+
+
+def test_a_looping_token_comes_back_at_every_depth_while_a_hidden_state_waits_for_company_at_the_lm_head() -> None:
+    limits = SchedulerSettings(prefill_chunk_size=4, inflight=1, min_coda_batch_size=2, max_prefill_batches_before_decode=2)
+    assert ranges_of(run(Atomic(), [Request(0, 0, 4, 2), Request(1, 1500, 4, 1)], limits))[2:] == [
+        "PRELUDE 0 0:PRELUDE:0:4:1",
+        "PREFILL 4 1:PREFILL:0:0:4",
+        *(f"RECURRENT 1 0:RECURRENT:{depth}:4:1" for depth in range(4)),
+        "CODA 0 0:CODA:0:4:1 1:CODA:0:3:1",
+    ]
+
+
+def test_looping_tokens_that_do_not_all_fit_take_turns_longest_waiting_then_oldest_first() -> None:
+    limits = SchedulerSettings(max_num_batched_tokens=2, prefill_chunk_size=1, max_prefill_batches_before_decode=99)
+    batches = run(Atomic(), [Request(number, 0, 1, 2) for number in range(3)], limits).batches
+    turns = [[(item.request_id, item.depth) for item in batch.ranges] for batch in batches if batch.stage == "RECURRENT"]
+    assert turns[:4] == [[(0, 0), (1, 0)], [(2, 0), (0, 1)], [(1, 1), (0, 2)], [(2, 1), (0, 3)]]
+
+
 # The seed's figures (facts.md section 2)
 
 
@@ -252,11 +279,13 @@ def test_the_engine_waits_until_the_next_arrival_while_nothing_is_ready() -> Non
 
 
 def test_the_engine_waits_for_completion_or_arrival_while_what_runs_leaves_nothing_to_schedule() -> None:
-    _, loop = start([Request(0, 0, 4, 1), Request(1, 500, 4, 1)])
+    engine, loop = start([Request(0, 0, 4, 1), Request(1, 500, 4, 1)])
     assert [type(next(loop)), type(loop.send(Tick(0)))] == [Submit, Submit]
     assert loop.send(Tick(0)) == Wait(None)
     assert loop.send(done(0, 10)) == Wait(500)
+    assert engine.log.records[0].status is Status.WAITING
     assert loop.send(done(1, 20)) == Wait(500)
+    assert engine.log.records[0].status is Status.FINISHED
 
 
 def test_a_request_that_arrives_with_a_completion_is_in_the_batch_formed_then() -> None:

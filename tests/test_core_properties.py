@@ -1,10 +1,11 @@
 """Properties of every policy on random small worlds: the nine invariants by an outside checker, and nothing left at the end."""
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from log_checker import Replay, Rules, check_log, parse_batches
 from toy_backend import Run, World, model_with, run
 
 from policies.atomic import Atomic
-from policies.core.batch import ExecutionBatch
-from policies.core.policy import Policy
+from policies.core.batch import ExecutionBatch, Selection, Stage
+from policies.core.errors import SelectionError
+from policies.core.policy import Policy, View, prompt_range
 from policies.core.request import Request
 from policies.core.settings import SchedulerSettings
+from policies.core.validation import validate
 from policies.mixed import Mixed
 from policies.registry import POLICIES
 from policies.split import Split
@@ -87,14 +90,14 @@ class Case:
 
 @st.composite
 def schedulers(draw: st.DrawFn) -> SchedulerSettings:
-    """Limits from the smallest that work to some that never bind; chunks up to the budget, and None."""
+    """Limits from the smallest that work to some that never bind; chunks up to the budget, and None; more in flight than we use."""
     budget = draw(st.one_of(st.integers(1, 12), st.integers(1, 64)))
     return SchedulerSettings(
         max_num_seqs=draw(st.integers(1, 5)),
         max_num_batched_tokens=budget,
         prefill_chunk_size=draw(st.one_of(st.none(), st.integers(1, min(budget, 6)), st.integers(1, budget))),
         decode=draw(st.sampled_from(["refill", "no_refill"])),
-        inflight=draw(st.sampled_from([1, 2])),
+        inflight=draw(st.sampled_from([1, 2, 2, 5])),
         admission=draw(st.sampled_from(["fcfs", "priority"])),
         admission_scan_limit=draw(st.integers(1, 4)),
         max_admission_bypasses=draw(st.integers(0, 3)),
@@ -172,17 +175,84 @@ def test_an_atomic_prompt_chunk_always_runs_all_depths_in_one_submission(case: C
 @PROFILE
 @given(cases())
 def test_a_held_cohort_takes_no_new_tokens_until_it_has_drained(case: Case) -> None:
-    if case.scheduler.decode == "refill":
-        return
+    full = replace(case, scheduler=replace(case.scheduler, decode="no_refill"), outputs={})
     for policy in VARIANTS.values():
-        looping: dict[int, int] = {}
-        for batch in parse_batches(case.run(policy).batches_csv):
+        depths: dict[int, int] = {}
+        for batch in parse_batches(full.run(policy).batches_csv):
             if batch.stage in ("PRELUDE", "CODA"):
-                assert not {key: depth for key, depth in looping.items() if depth < case.num_loops and depth >= 0}, batch
-                looping.update({item.request_id: 0 for item in batch.ranges if item.stage == "PRELUDE"})
-            for item in batch.ranges:
-                if item.stage == "RECURRENT":
-                    looping[item.request_id] = item.depth + batch.loops
+                assert all(depth == full.num_loops for depth in depths.values()), f"{depths} looping at {batch}"
+                depths.update({item.request_id: 0 for item in batch.ranges if item.stage == "PRELUDE"})
+            depths.update({item.request_id: item.depth + batch.loops for item in batch.ranges if item.stage == "RECURRENT"})
+
+
+class Perturbed(Policy):
+    """Takes another policy's choice, spoils it by chance, and proposes what the engine's own validation lets pass."""
+
+    def __init__(self, policy: Policy, seed: int) -> None:
+        self.policy = policy
+        self.name = f"perturbed {policy.name}"
+        self.is_wavefront = policy.is_wavefront
+        self.chance = random.Random(seed)
+
+    def select(self, view: View) -> Selection | None:
+        chosen = self.policy.select(view)
+        if chosen is None:
+            return None
+        running = {request.request_id: request for request in view.running}
+        for _ in range(6):
+            spoilt = self.spoil(chosen, view)
+            try:
+                validate(spoilt, running, view.limits, view.num_loops)
+            except SelectionError:
+                continue
+            return spoilt
+        return chosen
+
+    def spoil(self, chosen: Selection, view: View) -> Selection:
+        chance, ranges = self.chance, list(chosen.ranges)
+        stage = chance.choice([chosen.stage, chosen.stage, *Stage])
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(len(ranges)) if ranges else 0
+            match chance.choice(["drop", "double", "swap", "change", "change", "change", "stage", "other"]):
+                case "drop":
+                    del ranges[at : at + 1]
+                case "double":
+                    ranges[at:at] = ranges[at : at + 1]
+                case "swap":
+                    chance.shuffle(ranges)
+                case "change" if ranges:
+                    item = ranges[at]
+                    start = max(0, item.token_start + chance.choice([0, 0, 0, 1, -1]))
+                    prompt = next(request.prompt for request in view.running if request.request_id == item.request_id)
+                    ranges[at] = item._replace(
+                        depth=item.depth + chance.choice([0, 0, 0, 1, -1]),
+                        token_start=start,
+                        token_count=item.token_count + chance.choice([0, 0, 1, -1, -2]),
+                        chunk_start=prompt.chunk_start(start) if item.stage.startswith("PREFILL") else 0,
+                        prefill_hidden_row_offset=prompt.hidden_row_offset(start) if item.stage.startswith("PREFILL") else None,
+                        embeds=chance.choice([item.embeds, item.embeds, item.embeds, not item.embeds]),
+                    )
+                case "stage":
+                    ranges = [item._replace(stage=stage) for item in ranges]
+                case "other":
+                    request = chance.choice(view.running)
+                    depth = chance.randrange(view.num_loops)
+                    start, end = request.prompt.ready(depth, chance.random() < 0.5)
+                    ranges.append(prompt_range(request, chance.choice(list(Stage)), depth, start, end))
+        return Selection(stage, tuple(ranges), chance.choice([chosen.loop_count, chosen.loop_count, *range(view.num_loops + 1)]))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_whatever_validation_lets_pass_keeps_all_invariants(name: str) -> None:
+    @PROFILE
+    @given(cases(), st.integers(0, 1_000_000))
+    def holds(case: Case, seed: int) -> None:
+        policy = Perturbed(VARIANTS[name], seed)
+        result = case.run(policy)
+        result.engine.scheduler.check_drained()
+        check_log(result.batches_csv, result.requests_csv, case.rules(policy.policy))
+
+    holds()
 
 
 @PROFILE
@@ -215,6 +285,7 @@ from test_core_properties import VARIANTS
 from toy_backend import World, run
 from policies.core.request import Request
 from policies.core.settings import SchedulerSettings
+from policies.core.validation import validate
 requests = [Request(i, i * 700, 17 + i * 31 % 90, 1 + i % 9, i % 3) for i in range(40)]
 world = World(lambda batch: 500 + batch.rows * 3 * max(batch.loop_count, 1), {{i: 1 + i % 4 for i in range(0, 40, 3)}}, 20, 5)
 for name, policy in VARIANTS.items():

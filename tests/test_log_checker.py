@@ -1,5 +1,7 @@
 """The outside checker itself: it accepts a true log and names the invariant that a falsified one breaks."""
 
+import csv
+import io
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +12,10 @@ from policies.core.request import Request
 from policies.core.settings import SchedulerSettings
 from policies.wcpb import Wavefront
 
+Lines = list[list[str]]
 RULES = Rules(
-    num_loops=4, max_num_seqs=2, max_num_batched_tokens=16, chunk_tokens=4, inflight=2, resident_chunks=4, num_groups=4, block_size=16,
-    outputs={0: 2, 1: 1, 2: 1, 3: 1},
+    num_loops=4, max_num_seqs=2, max_num_batched_tokens=16, chunk_tokens=4, inflight=2, resident_chunks=4, num_groups=4,
+    block_size=16, outputs={0: 2, 1: 1, 2: 1, 3: 1},
 )  # fmt: skip
 
 
@@ -24,19 +27,19 @@ def log() -> Run:
     return run(Wavefront(), requests, limits, num_blocks=16, world=World(host_ns=10))
 
 
-def broken_by(log: Run, change: Callable[[list[str], list[str]], None], rules: Rules = RULES) -> int:
-    """Number of the invariant that the checker says is broken once `change` has falsified the lines."""
-    batches, requests = log.batches_csv.splitlines(), log.requests_csv.splitlines()
+def broken_by(log: Run, change: Callable[[Lines, Lines], None], rules: Rules = RULES) -> int:
+    """Number of the invariant that the checker says is broken once `change` has falsified the fields; line 0 is the header."""
+    batches, requests = (list(csv.reader(io.StringIO(text))) for text in (log.batches_csv, log.requests_csv))
     change(batches, requests)
     with pytest.raises(Broken) as caught:
-        check_log("\n".join(batches) + "\n", "\n".join(requests) + "\n", rules)
+        check_log(joined(batches), joined(requests), rules)
     return caught.value.number
 
 
-def with_field(line: str, column: int, text: str) -> str:
-    fields = line.split(",")
-    fields[column] = text
-    return ",".join(fields)
+def joined(lines: Lines) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
 
 
 def test_the_checker_accepts_a_true_log_and_counts_what_it_saw(log: Run) -> None:
@@ -47,13 +50,12 @@ def test_the_checker_accepts_a_true_log_and_counts_what_it_saw(log: Run) -> None
 @pytest.mark.parametrize(
     ("number", "seq", "old", "new"),
     [
-        (2, 0, "PREFILLING_RECURRENT,1", "PREFILLING_RECURRENT,2"),
         (2, 1, "0:PREFILLING_RECURRENT:0:4:4", "0:PREFILLING_RECURRENT:1:4:4"),
         (2, 1, "0:PREFILLING_RECURRENT:0:4:4", "0:PREFILLING_RECURRENT:0:8:4"),
         (2, 1, "0:PREFILLING_RECURRENT:1:0:4", "0:PREFILLING_RECURRENT:2:0:4"),
         (2, 1, "0:PREFILLING_RECURRENT:1:0:4", "0:PREFILLING_RECURRENT:0:0:4"),
         (2, 1, "0:PREFILLING_RECURRENT:0:4:4", "0:RECURRENT:0:4:1 0:PREFILLING_RECURRENT:0:4:3"),
-        (2, 2, "0:PREFILLING_RECURRENT:0:8:4", "0:PREFILLING_RECURRENT:0:8:5"),
+        (2, 2, "0:PREFILLING_RECURRENT:0:8:4", "0:PREFILLING_RECURRENT:0:9:3"),
         (4, 0, "0:0", "0:4"),
         (4, 0, "0:0", "0:0-1"),
         (4, 2, "1:1", "1:0"),
@@ -61,36 +63,35 @@ def test_the_checker_accepts_a_true_log_and_counts_what_it_saw(log: Run) -> None
         (9, 0, "0:0", "0:0 1:1"),
     ],
 )
-def test_a_false_range_loop_count_or_block_is_found(log: Run, number: int, seq: int, old: str, new: str) -> None:
-    def change(batches: list[str], _: list[str]) -> None:
+def test_a_false_range_or_block_is_found(log: Run, number: int, seq: int, old: str, new: str) -> None:
+    def change(batches: Lines, _: Lines) -> None:
         line = batches[seq + 1]
-        assert line.count(old) >= 1, line
-        head, _, tail = line.rpartition(old)
-        line = head + new + tail
-        ranges = line.split(",")[9].split(" ")
-        line = with_field(line, 4, str(sum(int(item.split(":")[4]) for item in ranges)))
-        batches[seq + 1] = with_field(line, 3, str(len({item.split(":")[0] for item in ranges})))
+        column = 9 if "PREFILL" in old else 20
+        assert old in line[column]
+        line[column] = line[column].replace(old, new)
+        ranges = line[9].split(" ")
+        line[3] = str(len({item.split(":")[0] for item in ranges}))
+        line[4] = str(sum(int(item.split(":")[4]) for item in ranges))
 
     assert broken_by(log, change) == number
 
 
 @pytest.mark.parametrize(
     ("number", "column", "shift"),
-    [(6, 5, 1), (6, 5, -1000), (6, 6, -1), (6, 7, 1), (6, 10, -100_000), (5, 11, -1), (0, 4, 1), (0, 3, 1), (0, 0, 1)],
-    ids=["formed late", "formed early", "started early", "finished late", "collected early", "in flight", "rows", "requests", "seq"],
+    [(9, 5, 1), (6, 5, -1000), (6, 6, -1), (6, 7, 1), (6, 10, -100_000), (5, 11, -1), (0, 4, 1), (0, 3, 1), (0, 0, 1), (2, 2, 1)],
+    ids=["late", "early", "started", "finished", "collected", "in flight", "rows", "requests", "seq", "loops"],
 )
 def test_a_false_number_of_a_batch_is_found(log: Run, number: int, column: int, shift: int) -> None:
-    def change(batches: list[str], _: list[str]) -> None:
-        batches[5] = with_field(batches[5], column, str(int(batches[5].split(",")[column]) + shift))
+    def change(batches: Lines, _: Lines) -> None:
+        batches[5][column] = str(int(batches[5][column]) + shift)
 
-    found = broken_by(log, change)
-    assert found == number or (column in (5, 7) and found in (6, 9))
+    assert broken_by(log, change) == number
 
 
 @pytest.mark.parametrize(
     ("number", "request_id", "column", "text"),
     [
-        (7, 0, 3, "1"),
+        (9, 0, 3, "1"),
         (7, 0, 4, "running"),
         (7, 1, 12, "5020"),
         (6, 1, 5, "1011"),
@@ -105,19 +106,19 @@ def test_a_false_number_of_a_batch_is_found(log: Run, number: int, column: int, 
     ],
 )
 def test_a_false_story_of_a_request_is_found(log: Run, number: int, request_id: int, column: int, text: str) -> None:
-    def change(_: list[str], requests: list[str]) -> None:
-        requests[request_id + 1] = with_field(requests[request_id + 1].replace('"', "").replace(" (", " "), column, text)
+    def change(_: Lines, requests: Lines) -> None:
+        requests[request_id + 1][column] = text
         if column == 12:
-            requests[request_id + 1] = with_field(requests[request_id + 1], 6, text)
+            requests[request_id + 1][6] = text
 
     assert broken_by(log, change) == number
 
 
 def test_a_missing_batch_a_lost_token_and_a_request_told_twice_are_found(log: Run) -> None:
-    def lose_last(batches: list[str], _: list[str]) -> None:
+    def lose_last(batches: Lines, _: Lines) -> None:
         batches.pop()
 
-    def tell_twice(_: list[str], requests: list[str]) -> None:
+    def tell_twice(_: Lines, requests: Lines) -> None:
         requests.append(requests[1])
 
     assert broken_by(log, lose_last) == 9
@@ -131,9 +132,8 @@ def test_a_missing_batch_a_lost_token_and_a_request_told_twice_are_found(log: Ru
         (5, {"max_num_batched_tokens": 12}),
         (5, {"inflight": 1}),
         (9, {"inflight": 3}),
-        (9, {"max_num_seqs": 3, "has_exact_times": True, "num_groups": 3}),
         (7, {"num_groups": 40}),
-        (7, {"concurrency": 1}),
+        (9, {"concurrency": 1}),
         (7, {"outputs": {0: 1}}),
         (2, {"chunk_tokens": 3}),
     ],
@@ -141,7 +141,4 @@ def test_a_missing_batch_a_lost_token_and_a_request_told_twice_are_found(log: Ru
 )
 def test_a_log_is_held_to_the_limits_of_its_run(log: Run, number: int, change: dict[str, object]) -> None:
     rules = Rules(**{**RULES.__dict__, **change})  # type: ignore[arg-type]
-    if change == {"max_num_seqs": 3, "has_exact_times": True, "num_groups": 3}:
-        check_log(log.batches_csv, log.requests_csv, rules)
-        return
     assert broken_by(log, lambda *_: None, rules) == number

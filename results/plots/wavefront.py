@@ -187,7 +187,7 @@ def _add_legend(figure: Figure, requests: Sequence[int], colors: dict[int, str],
         handles.append(Patch(fc="none", label=f"and {len(requests) - MAX_LEGEND} more, colours repeat"))
     handles.append(Patch(fc="#e5e7eb", ec="#9ca3af", label="c3: prompt chunk 3"))
     if has_decode:
-        handles.append(Patch(fc="#4b5563", ec=INK, hatch="/////", label="@57: decode row at position 57"))
+        handles.append(Patch(fc="#4b5563", ec=INK, hatch="/////", label="dark: decode row, @57 at position 57"))
     columns = min(len(handles), 8)
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8, handlelength=1.4, labelcolor=MUTED)
 

@@ -3,6 +3,7 @@
 A lane is one depth; two thin lanes hold the prelude (embedding, below depth 0) and the coda (LM head, on top). Time runs across.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from policies.core.errors import InputError
 from results.batchlog import LoggedBatch, LoggedRange
 from results.load import Run
 
-WINDOW_BATCHES = 24
+WINDOW_BATCHES, LEAD_BATCHES = 24, 6
+PROMPT_START = re.compile(r":PREFILL[A-Z_]*:0:0:")
+"""In a batch's ranges: prompt work at depth 0 from token 0."""
 MAX_BOXES = 20_000
 EMBED_LANE = -1
 MIN_DECODE_SHARE, MAX_DECODE_SHARE = 0.22, 0.5
@@ -65,21 +68,18 @@ class Window:
 
 
 def default_window(run: Run, num_batches: int = WINDOW_BATCHES) -> Window:
-    """`num_batches` consecutive batches where prompts and decode rows meet, else the first ones of the run.
+    """`num_batches` consecutive batches where a prompt joins running decodes, else the first ones of the run.
 
-    The first stretch in which both kinds appear in at least a third of the batches (in one batch or in turns) is taken.
+    Chosen is the first batch in which a prompt starts, with decode rows in one of the `LEAD_BATCHES` before it. Where the
+    device idles for longer than any of those took, nothing is joined.
     """
-    recent: deque[LoggedBatch] = deque(maxlen=num_batches)
-    num_prompt = num_decode = 0
+    lead: deque[LoggedBatch] = deque(maxlen=LEAD_BATCHES)
     for batch in run.batches():
-        if len(recent) == num_batches:
-            num_prompt -= recent[0].has_prompt
-            num_decode -= recent[0].num_decode_rows > 0
-        recent.append(batch)
-        num_prompt += batch.has_prompt
-        num_decode += batch.num_decode_rows > 0
-        if len(recent) == num_batches and min(num_prompt, num_decode) >= num_batches // 3:
-            return Window(first_batch=recent[0].seq, last_batch=batch.seq)
+        if lead and batch.started_ns - lead[-1].finished_ns > max(item.finished_ns - item.started_ns for item in lead):
+            lead.clear()
+        if PROMPT_START.search(batch.ranges_text) and any(item.num_decode_rows for item in lead):
+            return Window(first_batch=lead[0].seq, last_batch=lead[0].seq + num_batches - 1)
+        lead.append(batch)
     return Window(first_batch=0, last_batch=num_batches - 1)
 
 

@@ -1,0 +1,132 @@
+"""Every figure of a summary, computed by hand."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from results_runs import complete_batch, config_of, identity_of, log_with_tokens, write_run
+
+from policies.core.request import Request, Status
+from policies.core.runlog import RunLog
+from results.identity import RunIdentity, policy_label
+from results.latency import Latencies
+from results.metrics import LATENCIES, STATISTICS, Peaks, distribution, summarize
+
+CONTRACT_KEYS = (
+    "policy", "model", "device", "num_requests", "num_finished", "num_cancelled", "num_refused", "duration_s",
+    "request_throughput", "prompt_token_throughput", "output_token_throughput", "ttft_ms", "itl_ms", "tpot_ms", "e2e_ms",
+    "num_batches", "recurrent_invocations", "rows_per_recurrent_invocation", "gpu_busy_fraction", "limit_fraction",
+    "peak_kv_blocks", "peak_hidden_rows", "select_us",
+)  # fmt: skip
+
+
+def summary_of(log: RunLog, **options: object) -> dict[str, object]:
+    return summarize(log, Peaks(7, 8, 9), identity_of(), **options)  # type: ignore[arg-type]
+
+
+def test_tpot_divides_by_the_number_of_gaps() -> None:
+    latencies = Latencies.of_records(log_with_tokens({0: (5_000_000, 6_000_000, 9_000_000)}).records.values())
+    assert latencies.ttft_ns.tolist() == [5_000_000]
+    assert latencies.itl_ns.tolist() == [1_000_000, 3_000_000]
+    assert latencies.tpot_ns.tolist() == [2_000_000.0]
+    assert latencies.e2e_ns.tolist() == [9_000_000]
+
+
+def test_a_single_token_has_no_itl_and_no_tpot_and_the_summary_says_none() -> None:
+    summary = summary_of(log_with_tokens({0: (5_000_000,)}))
+    assert summary["itl_ms"] == summary["tpot_ms"] == dict.fromkeys(STATISTICS)
+    assert summary["ttft_ms"] == summary["e2e_ms"] == dict.fromkeys(STATISTICS, 5.0)
+
+
+def test_e2e_is_ttft_plus_every_gap_for_every_request_exactly() -> None:
+    rng = np.random.default_rng(7)
+    log = log_with_tokens(
+        {at: tuple(np.cumsum(rng.integers(1, 10**9, 1 + at % 5)).tolist()) for at in range(40)},
+        {at: -int(rng.integers(10**12)) for at in range(40)},
+    )
+    for record in log.records.values():
+        one = Latencies.of_records([record])
+        assert one.e2e_ns.tolist() == [int(one.ttft_ns.sum() + one.itl_ns.sum())]
+        assert len(one.itl_ns) == record.output_tokens - 1
+
+
+def test_tokens_of_an_unfinished_request_count_for_ttft_and_itl_only() -> None:
+    log = log_with_tokens({0: (1, 3), 1: (10, 30)})
+    log.records[1].status = Status.CANCELLED
+    latencies = Latencies.of_records(log.records.values())
+    assert latencies.ttft_ns.tolist() == [1, 10] and latencies.itl_ns.tolist() == [2, 20]
+    assert latencies.tpot_ns.tolist() == [2.0] and latencies.e2e_ns.tolist() == [3]
+
+
+def test_percentiles_interpolate_linearly_between_ranks() -> None:
+    assert distribution(np.array([4, 1, 3, 2]), 1.0) == pytest.approx(
+        {"mean": 2.5, "p50": 2.5, "p90": 3.7, "p95": 3.85, "p99": 3.97, "max": 4.0}
+    )
+
+
+def test_batch_figures_by_hand() -> None:
+    log = log_with_tokens({0: (1_000_000_000,), 1: (2_000_000_000,)}, {0: 500_000_000, 1: 600_000_000})
+    complete_batch(log, 0, 4, 16, 1_000_000_000, 1_400_000_000, limit_ns=100_000_000, select_ns=1_000)
+    complete_batch(log, 1, 1, 64, 1_600_000_000, 2_500_000_000, limit_ns=290_000_000, select_ns=3_000)
+    summary = summary_of(log)
+    assert summary["recurrent_invocations"] == 5
+    assert summary["rows_per_recurrent_invocation"] == (4 * 16 + 64) / 5
+    assert summary["duration_s"] == 2.0
+    assert summary["request_throughput"] == 1.0
+    assert summary["prompt_token_throughput"] == 10.0 and summary["output_token_throughput"] == 1.0
+    assert summary["gpu_busy_fraction"] == pytest.approx(1.3 / 1.5)
+    assert summary["limit_fraction"] == pytest.approx(0.39 / 1.3)
+    assert summary["select_us"] == pytest.approx({"mean": 2.0, "p99": 2.98})
+    assert (summary["peak_kv_blocks"], summary["peak_hidden_rows"], summary["surplus_rows"]) == (7, 8, 9)
+
+
+def test_every_key_of_the_contract_is_there_and_no_number_is_nan(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    for summary in (summary_of(RunLog()), summary_of(log_with_tokens({0: ()})), write_run(tmp_path / "run").summary):
+        assert set(CONTRACT_KEYS) <= set(summary)
+        json.dumps(summary, allow_nan=False)
+        for name in LATENCIES:
+            assert tuple(summary[name]) == STATISTICS  # type: ignore[arg-type]
+            assert not any(value is not None and math.isnan(value) for value in summary[name].values())  # type: ignore[attr-defined]
+
+
+def test_zero_finished_requests_is_a_failure() -> None:
+    log = RunLog()
+    record = log.arrived(Request(0, 0, 10, 1))
+    record.status, record.reason = Status.REFUSED, "it needs 9 KV blocks, the pool has 4"
+    summary = summary_of(log)
+    assert summary["status"] == "failed"
+    assert summary["notes"] == ["no request finished, of 1"]
+    assert summary["num_refused"] == 1
+    assert summary["refusal_reasons"] == {"it needs 9 KV blocks, the pool has 4": 1}
+
+
+def test_requests_are_all_accounted_for_by_status() -> None:
+    log = log_with_tokens({0: (1,), 1: (), 2: (5, 6), 3: (7,)})
+    log.records[3].status = Status.CANCELLED
+    summary = summary_of(log, status="interrupted", skipped_rows=3, notes=("n",))
+    counts = [summary[f"num_{name}"] for name in ("finished", "cancelled", "refused", "unfinished")]
+    assert counts == [2, 1, 0, 1] and summary["num_requests"] == 4
+    assert (summary["status"], summary["skipped_rows"], summary["notes"]) == ("interrupted", 3, ["n"])
+
+
+def test_extra_keys_are_added_and_cannot_replace_one() -> None:
+    log = log_with_tokens({0: (1,)})
+    assert summary_of(log, extra={"output_token_sha256": "ab"})["output_token_sha256"] == "ab"
+    with pytest.raises(ValueError, match="'num_requests' is already"):
+        summary_of(log, extra={"num_requests": 3})
+
+
+def test_identity_names_a_directory_after_what_was_run() -> None:
+    config = config_of("wcpb", 16) | {"workload": {"kind": "trace", "path": "data/Azure conv.csv"}, "model": "hf/ouro/config.json"}
+    identity = RunIdentity.from_config(config, "sim", 4)
+    assert identity.directory_name.rsplit("-", 1)[0] == "ouro-h200-wcpb-azure-conv-c16"
+    reordered = dict(reversed(config.items()))
+    assert RunIdentity.from_config(reordered, "sim", 4).directory_name == identity.directory_name
+    assert RunIdentity.from_config(config | {"seed": 1}, "sim", 4).directory_name != identity.directory_name
+
+
+def test_a_policy_is_labelled_by_what_differs_from_its_defaults(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    plain = write_run(tmp_path / "a", options={"mix_decode": True, "fuse_prelude": True})
+    changed = write_run(tmp_path / "b", options={"mix_decode": False, "fuse_prelude": True})
+    assert [policy_label(run.summary) for run in (plain, changed)] == ["wcpb", "wcpb mix_decode=false"]

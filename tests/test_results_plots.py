@@ -1,0 +1,132 @@
+"""Pictures are drawn, show what is there, and say it when there is nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from results_runs import write_run
+
+from policies.core.errors import InputError
+from policies.core.request import Request
+from results.load import Run
+from results.plots import Window, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
+from results.plots.pareto import Point, front, pareto_points
+from results.plots.rows import bin_rows
+from results.plots.window import default_window, layout
+
+ONE_TOKEN = tuple(Request(at, 0, 24, 1) for at in range(3))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [
+        write_run(folder / f"{policy}-{chunk}", policy, chunk, trace=False) for policy in ("atomic", "wcpb") for chunk in (4, 8)
+    ]
+
+
+def assert_is_picture(path: Path) -> None:
+    """A PNG of some size in which a fair share of pixels is neither white nor grey."""
+    pixels = imread(path)
+    assert pixels.shape[0] > 200 and pixels.shape[1] > 600
+    assert (np.ptp(pixels[..., :3], axis=2) > 0.15).mean() > 0.0005
+
+
+def test_a_run_leaves_its_three_pictures(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", plots=True)
+    names = sorted(item.name for item in (run.path / "plots").iterdir())
+    assert names == ["latency.png", "rows.png", "wavefront.png"]
+    for name in names:
+        assert_is_picture(run.path / "plots" / name)
+
+
+def test_several_runs_are_drawn_together(runs: list[Run], tmp_path: Path) -> None:
+    for name, draw in (("cdf", plot_latency_cdfs), ("pareto", plot_pareto), ("rows", plot_rows), ("wave", plot_wavefront)):
+        path = tmp_path / f"{name}.png"
+        draw(runs, path)
+        assert_is_picture(path)
+
+
+def test_one_token_requests_are_compared_by_ttft(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", requests=ONE_TOKEN, trace=False)
+    points, latency, throughput = pareto_points([run])
+    assert (latency, throughput) == ("TTFT", "prompt")
+    assert points == [Point("wcpb", 4, run.summary["ttft_ms"]["p99"], run.summary["prompt_token_throughput"])]
+    plot_latency_cdfs([run], tmp_path / "cdf.png")
+    assert_is_picture(tmp_path / "cdf.png")
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    best, fast, slow, same = Point("a", 1, 1.0, 5.0), Point("a", 2, 3.0, 9.0), Point("b", 1, 3.0, 8.0), Point("b", 2, 1.0, 5.0)
+    assert front([slow, fast, same, best]) == [best, same, fast]
+
+
+def test_row_bins_weigh_up_to_the_mean(runs: list[Run]) -> None:
+    run = runs[-1]
+    bins = bin_rows(run, num_bins=1)
+    assert bins.prompt_rows[0] + bins.decode_rows[0] == pytest.approx(run.summary["rows_per_recurrent_invocation"])
+    invocations = run.summary["recurrent_invocations"]
+    decode = sum(batch.loop_count * batch.num_decode_rows for batch in run.batches())
+    assert bins.decode_rows[0] == pytest.approx(decode / invocations)
+
+
+def test_boxes_are_as_many_as_ranges_times_loops_and_stay_in_their_lane(runs: list[Run]) -> None:
+    for run in runs:
+        batches = list(run.batches())
+        (boxes,) = layout([batches], 4)
+        assert len(boxes) == sum(max(batch.loop_count, 1) * len(batch.ranges()) for batch in batches)
+        for box in boxes:
+            if 0 <= box.depth < 4:
+                assert box.depth <= box.y and box.y + box.height <= box.depth + 1 + 1e-9
+
+
+def test_prompt_boxes_share_one_scale_between_panels(runs: list[Run]) -> None:
+    panels = layout([list(run.batches()) for run in (runs[0], runs[2])], 4)
+    heights = [
+        {round(box.height, 9) for box in panel if box.item.is_prompt and box.item.token_count == 4 and 0 <= box.depth < 4}
+        for panel in panels
+    ]
+    assert len(heights[0]) == 1 and heights[0] == heights[1]
+
+
+def test_the_default_window_shows_a_prompt_that_joins_running_decodes(tmp_path: Path) -> None:
+    requests = [Request(0, 0, 16, 60), Request(1, 50_000_000, 400, 2)]
+    run = write_run(tmp_path / "run", requests=requests, trace=False)
+    chosen = default_window(run, 12).select(run.batches(), "run")
+    assert len(chosen) == 12
+    starts = [place for place, batch in enumerate(chosen) if any(item[:1] + item[2:4] == (1, 0, 0) for item in batch.ranges())]
+    assert starts[0] == 6 and any(batch.num_decode_rows for batch in chosen[:6])
+
+
+def test_a_prompt_after_an_idle_device_joins_nothing(tmp_path: Path) -> None:
+    requests = [Request(0, 0, 16, 3), Request(1, 900_000_000, 40, 1)]
+    run = write_run(tmp_path / "run", requests=requests, trace=False)
+    assert default_window(run, 12) == Window(first_batch=0, last_batch=11)
+
+
+def test_without_decodes_the_default_window_is_the_start(tmp_path: Path) -> None:
+    assert default_window(write_run(tmp_path / "run", requests=ONE_TOKEN, trace=False), 12) == Window(first_batch=0, last_batch=11)
+
+
+def test_a_window_is_cut_by_batches_or_by_time(runs: list[Run]) -> None:
+    batches = list(runs[0].batches())
+    assert [batch.seq for batch in Window(first_batch=2, last_batch=4).select(batches, "run")] == [2, 3, 4]
+    by_time = Window(start_ns=batches[2].started_ns, end_ns=batches[4].finished_ns).select(batches, "run")
+    assert [batch.seq for batch in by_time] == [2, 3, 4]
+    with pytest.raises(InputError, match="run: no batch in the window of batches 900 to 901"):
+        Window(first_batch=900, last_batch=901).select(batches, "run")
+    with pytest.raises(InputError, match="run: no batch in the window from 9e\\+06 ms to the end"):
+        Window(start_ns=9 * 10**12).select(batches, "run")
+
+
+def test_a_window_too_long_to_draw_is_refused(runs: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("results.plots.window.MAX_BOXES", 10)
+    with pytest.raises(InputError, match="holds more than 10 ranges, choose a shorter one"):
+        Window(first_batch=0).select(runs[0].batches(), "run")
+
+
+def test_the_same_run_gives_the_same_picture(runs: list[Run], tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        plot_wavefront(runs[:1], tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

@@ -1,0 +1,175 @@
+"""A run directory is whole, or says that it is not."""
+
+import csv
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from results_runs import REQUESTS, config_of, identity_of, log_with_tokens, write_run
+
+from policies.core.batch import Stage
+from policies.core.errors import InputError
+from policies.core.runlog import BATCH_COLUMNS, RunLog
+from results.batchlog import read_batches
+from results.latency import Latencies
+from results.load import find_runs, load_run
+from results.rundir import RunDirectory
+
+REQUEST_CONTRACT = (
+    "request_id,arrival_ns,prompt_tokens,output_tokens,status,first_scheduled_ns,first_token_ns,finished_ns,preemptions"
+)
+BATCH_CONTRACT = "seq,stage,loop_count,num_requests,rows,submitted_ns,started_ns,finished_ns,select_ns,ranges"
+
+
+def test_files_and_columns_start_as_the_contract_says(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", plots=True)
+    names = sorted(item.name for item in run.path.iterdir())
+    assert names == ["batches.csv", "config.yaml", "plots", "requests.csv", "summary.json", "trace.json.gz"]
+    assert (run.path / "requests.csv").read_text().startswith(REQUEST_CONTRACT)
+    assert (run.path / "batches.csv").read_text().startswith(BATCH_CONTRACT)
+    assert run.config == config_of()
+
+
+def test_requests_come_back_as_they_were(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    frame = run.requests()
+    assert frame["request_id"].tolist() == [0, 1, 2]
+    assert frame["output_tokens"].tolist() == [request.max_tokens for request in REQUESTS]
+    assert run.summary["num_finished"] == 3 and run.summary["output_tokens"] == 8
+    latencies = Latencies.of_frame(frame)
+    assert float(np.percentile(latencies.itl_ns, 99)) / 1e6 == run.summary["itl_ms"]["p99"]
+    assert (latencies.e2e_ns >= latencies.ttft_ns).all()
+
+
+def test_batches_are_counted_by_stage_and_read_back_in_order(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    batches = list(run.batches())
+    assert [batch.seq for batch in batches] == list(range(run.summary["num_batches"]))
+    by_stage = run.summary["num_batches_by_stage"]
+    assert sum(by_stage.values()) == len(batches)
+    assert by_stage["CODA"] == sum(batch.stage == Stage.CODA for batch in batches)
+    pieces = list(run.batch_frames(("seq", "rows"), num_batches=7))
+    assert all(len(piece) <= 7 for piece in pieces)
+    assert [seq for piece in pieces for seq in piece["seq"]] == [batch.seq for batch in batches]
+
+
+def test_a_loops_time_is_divided_without_losing_a_nanosecond(tmp_path: Path) -> None:
+    for batch in write_run(tmp_path / "run", policy="atomic").batches():
+        parts = batch.invocations()
+        assert len(parts) == max(batch.loop_count, 1)
+        assert (parts[0][0], parts[-1][1]) == (batch.started_ns, batch.finished_ns)
+        assert all(earlier[1] == later[0] for earlier, later in itertools.pairwise(parts))
+
+
+def test_an_interrupted_run_is_marked_and_keeps_what_it_has(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", status="interrupted", plots=True)
+    assert run.summary["status"] == "interrupted"
+    assert not (run.path / "plots").exists() and not (run.path / "trace.json.gz").exists()
+    assert len(run.requests()) == 3
+
+
+def test_a_run_that_did_not_end_does_not_look_whole(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), RunDirectory.create(config_of(), identity_of(), tmp_path / "run") as directory:
+        RunLog(directory.batches)
+        raise RuntimeError("the engine broke")
+    with pytest.raises(InputError, match=r"has no summary\.json, so the run there did not end"):
+        load_run(tmp_path / "run")
+
+
+def test_running_again_replaces_the_summary_first(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", plots=True)
+    (run.path / "notes.txt").write_text("mine")
+    with RunDirectory.create(config_of(), identity_of(), run.path):
+        assert sorted(item.name for item in run.path.iterdir()) == ["batches.csv", "config.yaml", "notes.txt"]
+
+
+def test_the_default_directory_is_below_results_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with RunDirectory.create(config_of(), identity_of()) as directory:
+        assert directory.path == Path("results/runs") / identity_of().directory_name
+
+
+def test_foreign_directories_and_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="holds files and is not a run directory"):
+        RunDirectory.create(config_of(), identity_of(), tmp_path)
+    with pytest.raises(InputError, match="is a file, expected a directory"):
+        RunDirectory.create(config_of(), identity_of(), tmp_path / "thesis.tex")
+    assert (tmp_path / "thesis.tex").read_text() == "x"
+
+
+def test_a_nan_never_reaches_the_summary(tmp_path: Path) -> None:
+    with RunDirectory.create(config_of(), identity_of(), tmp_path / "run") as directory, pytest.raises(ValueError, match="JSON"):
+        directory.write_summary({"ttft_ms": float("nan")})
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_refused_request_has_empty_times_and_its_reason(tmp_path: Path) -> None:
+    log = log_with_tokens({0: ()})
+    log.records[0].first_scheduled_ns = None
+    log.records[0].reason = 'needs 9, "has" 4'
+    with RunDirectory.create(config_of(), identity_of(), tmp_path / "run") as directory:
+        directory.write_requests(log.records.values())
+    with open(tmp_path / "run" / "requests.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["first_scheduled_ns"], row["first_token_ns"], row["token_ns"]) == ("", "", "")
+    assert row["reason"] == 'needs 9, "has" 4'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("summary.json", "{", "is corrupt"),
+        ("summary.json", "[]", "key policy is missing"),
+        ("summary.json", '{"policy": "wcpb"}', "key model is missing"),
+        ("config.yaml", "model: x\n", "not a run directory"),
+        ("requests.csv", "a,b\n1,2\n", "requests.csv line 1: columns start a,b, expected request_id"),
+        ("batches.csv", "a,b\n1,2\n", "batches.csv line 1: columns start a,b, expected seq"),
+        (
+            "batches.csv",
+            ",".join(BATCH_COLUMNS) + "\n1,NAP,1,1,1,0,0,0,0,x" + "," * 11 + "\n",
+            "batches.csv line 2: 'NAP' is not a valid",
+        ),
+        ("batches.csv", ",".join(BATCH_COLUMNS) + "\n1,CODA,0,1,1", "batches.csv line 2: 5 fields, expected 21"),
+    ],
+)
+def test_damage_is_named_in_one_sentence(tmp_path: Path, name: str, text: str, message: str) -> None:
+    run = write_run(tmp_path / "run", trace=False)
+    (run.path / name).write_text(text)
+    with pytest.raises(InputError) as caught:
+        loaded = load_run(run.path)
+        loaded.requests()
+        list(loaded.batches())
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such directory"):
+        load_run(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"batches\.csv: cannot be read: No such file"):
+        list(read_batches(tmp_path / "batches.csv"))
+
+
+def test_a_directory_of_runs_stands_for_all_of_them(tmp_path: Path) -> None:
+    for chunk in (4, 8):
+        write_run(tmp_path / "sweep" / "cells" / f"c{chunk}", chunk=chunk)
+    RunDirectory.create(config_of(), identity_of(), tmp_path / "sweep" / "cells" / "dead").batches.close()
+    runs, unfinished = find_runs([tmp_path / "sweep"])
+    assert [run.chunk_tokens for run in runs] == [4, 8]
+    assert [path.name for path in unfinished] == ["dead"]
+
+
+def test_the_same_run_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
+    code = "import sys, pathlib; from results_runs import write_run; write_run(pathlib.Path(sys.argv[1]))"
+    for seed in ("1", "2"):
+        folders = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+        environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": folders}
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / seed)], env=environment, check=True)
+    for name in ("batches.csv", "requests.csv", "config.yaml", "summary.json", "trace.json.gz"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+    assert json.loads((tmp_path / "1" / "summary.json").read_text())["status"] == "complete"
