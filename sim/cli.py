@@ -1,4 +1,4 @@
-"""The simulator's commands: `run` one configuration, `sweep` a grid of them."""
+"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `bench` the simulator itself."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ from policies.core.errors import InputError
 def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="sim", description="Simulate scheduling policies for looped language models.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run|sweep", parser_class=OneLineParser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|sweep|bench", parser_class=OneLineParser)
     run = commands.add_parser("run", help="one simulation")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
@@ -23,6 +23,9 @@ def main(arguments: Sequence[str]) -> int:
     sweep.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
     sweep.add_argument("--no-batches", action="store_true", help="delete every cell's batches.csv once it is summarised")
     sweep.set_defaults(action=_sweep)
+    bench = commands.add_parser("bench", help="iterations per second, start-up time, memory")
+    bench.add_argument("--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory")
+    bench.set_defaults(action=_bench)
     for command in (run, sweep):
         command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
         command.add_argument("--out", type=Path, default=None, metavar="DIR")
@@ -56,3 +59,12 @@ def _sweep(options: argparse.Namespace) -> int:
     files = write_sweep([(cell.axes, cell.directory, summary) for cell, summary in results], out)
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
     return 0 if all(summary["status"] == "complete" for _, summary in results) else 1
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from sim.bench import main as run_bench
+
+    if options.trace is not None and not options.trace.is_file():
+        raise InputError(f"--trace {options.trace}: no such file")
+    run_bench(options.trace)
+    return 0

@@ -160,6 +160,19 @@ def test_a_looping_token_comes_back_at_every_depth_while_a_hidden_state_waits_fo
     ]
 
 
+def test_staging_is_not_counted_as_prompt_work_that_decode_rows_must_wait_for() -> None:
+    policy = Wavefront(mix_decode=False, fuse_prelude=False)
+    limits = SchedulerSettings(prefill_chunk_size=4, inflight=1)
+    result = run(policy, [Request(0, 0, 4, 3), Request(1, 4500, 4, 1)], limits)
+    assert ranges_of(result)[4:8] == [
+        "RECURRENT 4 0:RECURRENT:0:4:1",
+        "CODA 0 0:CODA:0:4:1",
+        "PRELUDE 0 0:PRELUDE:0:5:1",
+        "PREFILLING_PRELUDE 0 1:PREFILLING_PRELUDE:0:0:4",
+    ]
+    assert ranges_of(result)[8] == "PREFILLING_RECURRENT 1 1:PREFILLING_RECURRENT:0:0:4"
+
+
 def test_looping_tokens_that_do_not_all_fit_take_turns_longest_waiting_then_oldest_first() -> None:
     limits = SchedulerSettings(max_num_batched_tokens=2, prefill_chunk_size=1, max_prefill_batches_before_decode=99)
     batches = run(Atomic(), [Request(number, 0, 1, 2) for number in range(3)], limits).batches

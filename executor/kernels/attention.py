@@ -17,7 +17,7 @@ import torch
 from executor.kernels.combine import combine_triton
 from executor.kernels.fold import fold
 from executor.kernels.kv import KVPools
-from executor.kernels.lang import jit, tl
+from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, ITEM_WORDS, BatchMeta
 from executor.kernels.worklist import TILE_KEYS, TILES_PER_SPLIT
 from policies.core.model import ModelShape
@@ -35,17 +35,19 @@ class AttentionConfig:
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    is_flat: bool = True
 
 
 CONFIGS = {
     (torch.bfloat16, 16): AttentionConfig(num_warps=4, num_stages=5, programs_per_sm=2),
     (torch.bfloat16, 32): AttentionConfig(num_warps=4, num_stages=5, programs_per_sm=2),
-    (torch.bfloat16, 64): AttentionConfig(num_warps=4, num_stages=5, programs_per_sm=2),
+    (torch.bfloat16, 64): AttentionConfig(num_warps=4, num_stages=5, programs_per_sm=2, is_flat=False),
+    (torch.bfloat16, 128): AttentionConfig(num_warps=8, num_stages=5, programs_per_sm=1, is_flat=False),
     (torch.float32, 16): AttentionConfig(num_warps=4, num_stages=1, programs_per_sm=2),
     (torch.float32, 32): AttentionConfig(num_warps=4, num_stages=1, programs_per_sm=2),
-    (torch.float32, 64): AttentionConfig(num_warps=8, num_stages=1, programs_per_sm=1),
+    (torch.float32, 64): AttentionConfig(num_warps=8, num_stages=1, programs_per_sm=1, is_flat=False),
 }
-TILE_CLASSES = {torch.bfloat16: (16, 32, 64), torch.float32: (16,)}
+TILE_CLASSES = {torch.bfloat16: (16, 32, 64, 128), torch.float32: (16,)}
 """Query-tile heights to pack for. In float32 taller tiles than 16 spill registers at head_dim 128."""
 
 
@@ -62,23 +64,70 @@ class Workspace:
         return cls(torch.zeros((*size, shape.head_dim), device=device), torch.zeros((*size, 2), device=device))
 
 
+@jit
+def load_tile(p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, IS_OPEN: tl.constexpr,
+):  # fmt: skip
+    """Keys of one history tile and its K and V [BLOCK_N, HEAD_DIM], 0 from `key_limit` on; an open tile ends before that."""
+    o_key = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_d = tl.arange(0, HEAD_DIM)
+    m_key = o_key < key_limit
+    if IS_OPEN:
+        b_group = tl.load(p_ring_groups + o_key // BLOCK_SIZE).to(tl.int64)
+    else:
+        b_group = tl.load(p_ring_groups + o_key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
+    o_block = (b_group * planes + plane) * (NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
+    o_kv = (o_block + o_kv_head + o_key % BLOCK_SIZE * HEAD_DIM)[:, None] + o_d[None, :]
+    if IS_OPEN:
+        b_k = tl.load(p_k + o_kv)
+        b_v = tl.load(p_v + o_kv)
+    else:
+        b_k = tl.load(p_k + o_kv, mask=m_key[:, None], other=0.0)
+        b_v = tl.load(p_v + o_kv, mask=m_key[:, None], other=0.0)
+    return o_key, b_k, b_v
+
+
+@jit
+def attend_tile(b_q, o_position, o_key, b_k, b_v, b_max, b_sum, b_acc, scale_log2, IS_OPEN: tl.constexpr):
+    """Softmax state of the current split after one more tile. In an open tile every row sees every key.
+
+    A weight w in [0, 1] becomes the integer w * 2^22 as the low bits of the float 2^23 + w * 2^22, and the bits are summed: the
+    sum is exact in any order, without a conversion. Each of 64 float patterns carries 0x4B000000 more, in all 3 << 30.
+    """
+    b_dot = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
+    if not IS_OPEN:
+        b_dot = tl.where(o_key[None, :] <= o_position[:, None], b_dot, float("-inf"))
+    b_new_max = tl.maximum(b_max, tl.max(b_dot, 1))
+    b_base = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
+    b_factor = tl.exp2((b_max - b_base) * scale_log2)
+    b_offset = tl.broadcast_to((-b_base * scale_log2)[:, None], b_dot.shape)
+    b_weight = tl.exp2(tl.fma(b_dot, tl.full(b_dot.shape, scale_log2, tl.float32), b_offset))
+    b_bits = tl.fma(b_weight, tl.full(b_dot.shape, 4194304.0, tl.float32), tl.full(b_dot.shape, 8388608.0, tl.float32))
+    b_count = tl.sum(b_bits.to(tl.int32, bitcast=True), 1) + 1073741824
+    b_sum = tl.fma(b_sum, b_factor, b_count.to(tl.float32) * (1.0 / 4194304.0))
+    b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_factor[:, None], input_precision="ieee")
+    return b_new_max, b_sum, b_acc
+
+
 @jit(do_not_specialize=["depth_offset"])
 def attention_kernel(
     p_q, p_k, p_v, p_groups, p_items, p_num_items, p_out, p_acc, p_stats, depth_offset, stride_q, stride_groups, planes, scale_log2,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES_PER_SPLIT: tl.constexpr, ITEM_WORDS: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr, IS_FLAT: tl.constexpr,
 ):  # fmt: skip
     """A fixed number of programs share (item, head) units; layouts as in `AttentionLauncher.__call__`.
 
-    Splits begin and end without a branch (a branch between tensor-core products makes ptxas serialise them): at a split's first
-    tile the running maximum is -inf, which scales what came before by 0; before its last tile the fold joins weight 0.
+    A flat walk is one loop over an item's tiles, one pipeline from end to end: best where loads are the limit. Splits begin and end in
+    it without a branch (a branch between tensor-core products makes ptxas serialise them): at a split's first tile the running
+    maximum is -inf, which scales what came before by 0; before its last tile the fold joins weight 0. Otherwise a loop over splits
+    holds one over open tiles and one over those that the diagonal crosses: no masks and no fold in the steady state.
     """
-    FIXED_POINT: tl.constexpr = 16777216.0
+    allow_next()
     o_m = tl.arange(0, BLOCK_M)
-    o_n = tl.arange(0, BLOCK_N)
     o_d = tl.arange(0, HEAD_DIM)
     num_units = tl.load(p_num_items) * NUM_HEADS
+    wait_for_inputs()
     for i_unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
         i_head = i_unit % NUM_HEADS
         p_item = p_items + i_unit // NUM_HEADS * ITEM_WORDS
@@ -93,6 +142,7 @@ def attention_kernel(
 
         m_m = o_m < num_rows
         o_row = first_row + o_m
+        o_position = position + o_m
         b_q = tl.load(p_q + o_row[:, None] * stride_q + i_head * HEAD_DIM + o_d[None, :], mask=m_m[:, None], other=0.0)
         key_limit = position + num_rows
         o_kv_head = (i_head // (NUM_HEADS // NUM_KV_HEADS)) * BLOCK_SIZE * HEAD_DIM
@@ -101,32 +151,45 @@ def attention_kernel(
         b_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
         b_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
         b_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
-        b_split_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-        b_split_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-        b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
-        for i_tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
-            o_key = i_tile * BLOCK_N + o_n
-            m_key = o_key < key_limit
-            b_group = tl.load(p_ring_groups + o_key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
-            o_block = (b_group * planes + plane) * (NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
-            o_kv = (o_block + o_kv_head + o_key % BLOCK_SIZE * HEAD_DIM)[:, None] + o_d[None, :]
-            b_k = tl.load(p_k + o_kv, mask=m_key[:, None], other=0.0)
-            b_v = tl.load(p_v + o_kv, mask=m_key[:, None], other=0.0)
-
-            b_dot = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
-            b_dot = tl.where(o_key[None, :] <= (position + o_m)[:, None], b_dot, float("-inf"))
-            b_split_max = tl.where(i_tile % TILES_PER_SPLIT == 0, float("-inf"), b_split_max)
-            b_new_max = tl.maximum(b_split_max, tl.max(b_dot, 1))
-            b_base = tl.where(b_new_max == float("-inf"), 0.0, b_new_max)
-            b_factor = tl.exp2((b_split_max - b_base) * scale_log2)
-            b_weight = tl.exp2((b_dot - b_base[:, None]) * scale_log2)
-            b_count = tl.sum((b_weight * FIXED_POINT + 0.5).to(tl.int32), 1)
-            b_split_sum = tl.fma(b_split_sum, b_factor, b_count.to(tl.float32) * (1.0 / FIXED_POINT))
-            b_split_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_split_acc * b_factor[:, None], input_precision="ieee")
-            b_split_max = b_new_max
-            is_end = ((i_tile + 1) % TILES_PER_SPLIT == 0) | (i_tile + 1 == end_tile)
-            b_folded_max = tl.where(is_end, b_split_max, float("-inf"))
-            b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_folded_max, b_split_sum, b_split_acc, scale_log2)
+        if IS_FLAT:
+            b_split_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+            b_split_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+            b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+            for i_tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
+                o_key, b_k, b_v = load_tile(
+                    p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, False
+                )
+                b_split_max = tl.where(i_tile % TILES_PER_SPLIT == 0, float("-inf"), b_split_max)
+                b_split_max, b_split_sum, b_split_acc = attend_tile(
+                    b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, False
+                )
+                is_end = ((i_tile + 1) % TILES_PER_SPLIT == 0) | (i_tile + 1 == end_tile)
+                b_folded_max = tl.where(is_end, b_split_max, float("-inf"))
+                b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_folded_max, b_split_sum, b_split_acc, scale_log2)
+        else:
+            end_open = (position + 1) // BLOCK_N
+            for i_split in range(first_tile // TILES_PER_SPLIT, (end_tile + TILES_PER_SPLIT - 1) // TILES_PER_SPLIT):
+                begin = i_split * TILES_PER_SPLIT
+                end = tl.minimum(begin + TILES_PER_SPLIT, end_tile)
+                middle = tl.maximum(begin, tl.minimum(end, end_open))
+                b_split_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+                b_split_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+                b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+                for i_tile in tl.range(begin, middle, num_stages=NUM_STAGES):
+                    o_key, b_k, b_v = load_tile(
+                        p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, True
+                    )
+                    b_split_max, b_split_sum, b_split_acc = attend_tile(
+                        b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, True
+                    )
+                for i_tile in tl.range(middle, end, num_stages=NUM_STAGES):
+                    o_key, b_k, b_v = load_tile(
+                        p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, False
+                    )
+                    b_split_max, b_split_sum, b_split_acc = attend_tile(
+                        b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, False
+                    )
+                b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2)
 
         is_whole = (first_tile == 0) & (end_tile * BLOCK_N >= key_limit)
         if is_whole:
@@ -161,7 +224,7 @@ class AttentionLauncher:
             q, kv.k[layer], kv.v[layer], kv.groups, meta.items, meta.header[HEADER_ITEMS:], out, workspace.acc, workspace.stats,
             depth_offset, q.stride(0), kv.groups.stride(0), kv.planes, scale_log2, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_M=tile_rows, BLOCK_N=TILE_KEYS, TILES_PER_SPLIT=TILES_PER_SPLIT,
-            ITEM_WORDS=ITEM_WORDS, NUM_STAGES=config.num_stages, num_warps=config.num_warps,
+            ITEM_WORDS=ITEM_WORDS, NUM_STAGES=config.num_stages, IS_FLAT=config.is_flat, num_warps=config.num_warps, **OVERLAP,
         )  # fmt: skip
         num_combines = meta.header[HEADER_COMBINES:]
         combine_triton(workspace.acc, workspace.stats, meta.combines, num_combines, self.num_sms, scale_log2, out)

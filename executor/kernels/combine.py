@@ -3,7 +3,7 @@
 import torch
 
 from executor.kernels.fold import fold
-from executor.kernels.lang import jit, tl
+from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
 from executor.kernels.meta import COMBINE_WORDS
 
 PROGRAMS_PER_SM = 8
@@ -15,9 +15,11 @@ def combine_kernel(
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, COMBINE_WORDS: tl.constexpr,
 ):  # fmt: skip
     """A fixed number of programs share (row, head) units, whose number is read from the device."""
+    allow_next()
     o_one = tl.arange(0, 1)
     o_d = tl.arange(0, HEAD_DIM)[None, :]
     num_units = tl.load(p_num_combines) * NUM_HEADS
+    wait_for_inputs()
     for i_unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
         i_head = i_unit % NUM_HEADS
         p_entry = p_combines + i_unit // NUM_HEADS * COMBINE_WORDS
@@ -48,5 +50,5 @@ def combine_triton(
     _, num_heads, head_dim = acc.shape
     combine_kernel[(num_sms * PROGRAMS_PER_SM,)](
         acc, stats, combines, num_combines, out, scale_log2, NUM_HEADS=num_heads, HEAD_DIM=head_dim, COMBINE_WORDS=COMBINE_WORDS,
-        num_warps=1,
+        num_warps=1, **OVERLAP,
     )  # fmt: skip

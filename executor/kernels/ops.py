@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from executor.kernels import attention as attn
-from executor.kernels import embed_rows, exit_copy, gate, gather_rows, linear, residual_norms, rms_norm, rope_write, scatter_rows
-from executor.kernels import swiglu as glu
+from executor.kernels import embed_rows, exit_copy, gate, gather_rows, linear, residual_norms, rms_norm, scatter_rows
 from policies.core.model import BF16_BYTES, ModelShape
 
 Op = Callable[..., Any]
@@ -23,11 +22,11 @@ class Ops:
     """
 
     linear: Op
+    linear_rope: Op
+    linear_swiglu: Op
     rms_norm: Op
     residual_norms: Op
-    rope_write: Op
     attention: Op
-    swiglu: Op
     gate: Op
     embed_rows: Op
     gather_rows: Op
@@ -41,11 +40,11 @@ def torch_ops() -> Ops:
     """The twins: any device, float32 accumulation; what a CPU runs. Attention tiles always have 16 rows, so bits never change."""
     return Ops(
         linear=linear.linear_tiled,
+        linear_rope=linear.linear_rope_tiled,
+        linear_swiglu=linear.linear_swiglu_tiled,
         rms_norm=rms_norm.rms_norm_torch,
         residual_norms=residual_norms.residual_norms_torch,
-        rope_write=rope_write.rope_write_torch,
         attention=attn.attention_torch,
-        swiglu=glu.swiglu_torch,
         gate=gate.gate_torch,
         embed_rows=embed_rows.embed_rows_torch,
         gather_rows=gather_rows.gather_rows_torch,
@@ -60,12 +59,12 @@ def triton_ops(workspace: attn.Workspace, num_sms: int, dtype: torch.dtype) -> O
     """The kernels for activations of `dtype` (bfloat16 or float32), attention's partial results in `workspace`, grids for `num_sms`
     multiprocessors."""
     return Ops(
-        linear=linear.linear_cublas,
+        linear=linear.linear,
+        linear_rope=linear.linear_rope,
+        linear_swiglu=linear.linear_swiglu,
         rms_norm=rms_norm.rms_norm_triton,
         residual_norms=residual_norms.residual_norms_triton,
-        rope_write=rope_write.rope_write_triton,
         attention=attn.AttentionLauncher(workspace, num_sms),
-        swiglu=glu.swiglu_triton,
         gate=gate.gate_triton,
         embed_rows=embed_rows.embed_rows_triton,
         gather_rows=gather_rows.gather_rows_triton,

@@ -5,7 +5,7 @@
 
 import torch
 
-from executor.kernels.lang import block_for, jit, tl
+from executor.kernels.lang import OVERLAP, allow_next, block_for, jit, tl, wait_for_inputs
 from executor.kernels.rms_norm import normalise
 
 
@@ -14,10 +14,12 @@ def residual_norms_kernel(p_x, p_h, p_w_post, p_w_next, p_h_out, p_y, size, eps,
     i_row = tl.program_id(0).to(tl.int64)
     o_x = tl.arange(0, BLOCK)
     m_x = o_x < size
-    b_x = tl.load(p_x + i_row * size + o_x, mask=m_x, other=0.0).to(tl.float32)
-    b_h = tl.load(p_h + i_row * size + o_x, mask=m_x, other=0.0).to(tl.float32)
     b_w_post = tl.load(p_w_post + o_x, mask=m_x, other=0.0).to(tl.float32)
     b_w_next = tl.load(p_w_next + o_x, mask=m_x, other=0.0).to(tl.float32)
+    allow_next()
+    wait_for_inputs()
+    b_x = tl.load(p_x + i_row * size + o_x, mask=m_x, other=0.0).to(tl.float32)
+    b_h = tl.load(p_h + i_row * size + o_x, mask=m_x, other=0.0).to(tl.float32)
     b_h = tl.fma(b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) / size + eps), b_w_post, b_h)
     b_h = b_h.to(p_h_out.dtype.element_ty)
     tl.store(p_h_out + i_row * size + o_x, b_h, mask=m_x)
@@ -32,7 +34,7 @@ def residual_norms_triton(
     """All rows [rows, hidden] contiguous; `h_out` may be `h`, `y` may be `x`; `y` and `h_out` must differ."""
     rows, size = x.shape
     block = block_for(size)
-    residual_norms_kernel[(rows,)](x, h, w_post, w_next, h_out, y, size, eps, BLOCK=block, num_warps=4)
+    residual_norms_kernel[(rows,)](x, h, w_post, w_next, h_out, y, size, eps, BLOCK=block, num_warps=4, **OVERLAP)
 
 
 def residual_norms_torch(

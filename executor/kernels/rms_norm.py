@@ -2,7 +2,7 @@
 
 import torch
 
-from executor.kernels.lang import block_for, jit, tl
+from executor.kernels.lang import OVERLAP, allow_next, block_for, jit, tl, wait_for_inputs
 
 
 @jit
@@ -11,6 +11,8 @@ def rms_norm_kernel(p_x, p_w, p_y, size, eps, BLOCK: tl.constexpr):
     i_row = tl.program_id(0).to(tl.int64)
     o_x = tl.arange(0, BLOCK)
     m_x = o_x < size
+    allow_next()
+    wait_for_inputs()
     b_x = tl.load(p_x + i_row * size + o_x, mask=m_x, other=0.0).to(tl.float32)
     b_w = tl.load(p_w + o_x, mask=m_x, other=0.0).to(tl.float32)
     b_y = b_x * tl.rsqrt(tl.sum(b_x * b_x, 0) / size + eps) * b_w
@@ -20,7 +22,7 @@ def rms_norm_kernel(p_x, p_w, p_y, size, eps, BLOCK: tl.constexpr):
 def rms_norm_triton(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
     """x, out [rows, hidden] contiguous; weight [hidden]."""
     rows, size = x.shape
-    rms_norm_kernel[(rows,)](x, weight, out, size, eps, BLOCK=block_for(size), num_warps=4)
+    rms_norm_kernel[(rows,)](x, weight, out, size, eps, BLOCK=block_for(size), num_warps=4, **OVERLAP)
 
 
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:

@@ -6,10 +6,20 @@ negative is padding and writes nothing to the pools.
 
 import torch
 
-from executor.kernels.lang import jit, tl
+from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
 from policies.core.model import ModelShape
 
 BLOCK_HEADS = 8
+
+
+@jit
+def rotate(b_lo, b_hi, b_cos, b_sin):
+    """Both halves of heads rotated in float32 and rounded back."""
+    b_lo_wide = b_lo.to(tl.float32)
+    b_hi_wide = b_hi.to(tl.float32)
+    b_lo_rotated = tl.fma(b_lo_wide, b_cos, -b_hi_wide * b_sin)
+    b_hi_rotated = tl.fma(b_hi_wide, b_cos, b_lo_wide * b_sin)
+    return b_lo_rotated.to(b_lo.dtype), b_hi_rotated.to(b_lo.dtype)
 
 
 @jit(do_not_specialize=["slot_offset"])
@@ -26,20 +36,19 @@ def rope_write_kernel(
     m_v = ((o_head >= NUM_HEADS + NUM_KV_HEADS) & (o_head < NUM_HEADS + 2 * NUM_KV_HEADS))[:, None]
     p_row = p_qkv + i_row * ((NUM_HEADS + 2 * NUM_KV_HEADS) * 2 * HALF)
     p_lo = p_row + o_head[:, None] * (2 * HALF) + o_half[None, :]
+    position = tl.load(p_positions + i_row).to(tl.int64)
+    slot = tl.load(p_slots + i_row).to(tl.int64)
+    b_cos = tl.load(p_cos + position * HALF + o_half)[None, :]
+    b_sin = tl.load(p_sin + position * HALF + o_half)[None, :]
+    allow_next()
+    wait_for_inputs()
     b_lo = tl.load(p_lo, mask=m_q | m_k | m_v, other=0.0)
     b_hi = tl.load(p_lo + HALF, mask=m_q | m_k | m_v, other=0.0)
 
-    position = tl.load(p_positions + i_row).to(tl.int64)
-    b_cos = tl.load(p_cos + position * HALF + o_half)[None, :]
-    b_sin = tl.load(p_sin + position * HALF + o_half)[None, :]
-    b_lo_wide = b_lo.to(tl.float32)
-    b_hi_wide = b_hi.to(tl.float32)
-    b_lo_rotated = tl.fma(b_lo_wide, b_cos, -b_hi_wide * b_sin).to(b_lo.dtype)
-    b_hi_rotated = tl.fma(b_hi_wide, b_cos, b_lo_wide * b_sin).to(b_lo.dtype)
+    b_lo_rotated, b_hi_rotated = rotate(b_lo, b_hi, tl.broadcast_to(b_cos, b_lo.shape), tl.broadcast_to(b_sin, b_lo.shape))
     tl.store(p_lo, b_lo_rotated, mask=m_q)
     tl.store(p_lo + HALF, b_hi_rotated, mask=m_q)
 
-    slot = tl.load(p_slots + i_row).to(tl.int64)
     if slot >= 0:
         slot += slot_offset
         o_kv_head = o_head % NUM_KV_HEADS  # NUM_HEADS is a multiple of it
@@ -69,7 +78,7 @@ def rope_write_triton(
     grid = (rows, -(-(num_heads + 2 * num_kv_heads) // BLOCK_HEADS))
     rope_write_kernel[grid](
         qkv, *rope, positions, slots, k, v, depth_offset * block_size, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-        HALF=head_dim // 2, BLOCK_SIZE=block_size, BLOCK_HEADS=BLOCK_HEADS, num_warps=4,
+        HALF=head_dim // 2, BLOCK_SIZE=block_size, BLOCK_HEADS=BLOCK_HEADS, num_warps=4, **OVERLAP,
     )  # fmt: skip
 
 

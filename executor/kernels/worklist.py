@@ -12,7 +12,7 @@ import numpy as np
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HEADER_ROWS, ITEM_WORDS, HostMeta
 
 TILE_KEYS = 64
-SPLIT_KEYS = 256
+SPLIT_KEYS = 512
 TILES_PER_SPLIT = SPLIT_KEYS // TILE_KEYS
 
 SEGMENT_FIELDS = ("ring", "depth", "token_start", "token_count", "source_start", "target_start")

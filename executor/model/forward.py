@@ -84,21 +84,20 @@ def recurrent(model: LoopedModel, kv: KVPools, meta: BatchMeta, tile_rows: int, 
     """One loop: all physical layers and the final norm, `scratch.hidden` [rows, hidden] in place.
 
     Row i runs at the depth of its segment plus `depth_offset`: a batch of `loop_count` n calls this with offsets 0 .. n-1. K/V of
-    the rows are written before attention reads them, layer by layer. 1 + 9 launches per layer, or 10 with attention's combine.
+    the rows are written before attention reads them, layer by layer. 8 launches per layer where products are fused, 10 elsewhere.
     """
     ops, eps, layers = model.ops, model.shape.rms_norm_eps, model.weights.layers
     residual = scratch.hidden
     ops.rms_norm(residual, layers[0].input_layernorm, eps, scratch.normed)
     for i, layer in enumerate(layers):
-        ops.linear(scratch.normed, layer.qkv, scratch.qkv)
-        ops.rope_write(scratch.qkv, model.rope, meta.positions, meta.slots, kv.k[i], kv.v[i], depth_offset)
+        k, v = kv.k[i], kv.v[i]
+        ops.linear_rope(scratch.normed, layer.qkv, model.rope, meta.positions, meta.slots, k, v, depth_offset, scratch.qkv)
         ops.attention(scratch.qkv, kv, i, meta, tile_rows, depth_offset, scratch.attended)
         ops.linear(scratch.attended, layer.o, scratch.branch)
         w_next = layer.post_attention_layernorm
         ops.residual_norms(scratch.branch, residual, layer.input_layernorm_2, w_next, eps, scratch.residual, scratch.normed)
         residual = scratch.residual
-        ops.linear(scratch.normed, layer.gate_up, scratch.gate_up)
-        ops.swiglu(scratch.gate_up, scratch.activated)
+        ops.linear_swiglu(scratch.normed, layer.gate_up, scratch.gate_up, scratch.activated)
         ops.linear(scratch.activated, layer.down, scratch.branch)
         is_last = i + 1 == len(layers)
         w_next = model.weights.norm if is_last else layers[i + 1].input_layernorm

@@ -1,0 +1,152 @@
+"""How fast the simulator is, beside plain SimPy in the same process. A benchmark, not a test: nothing depends on its figures.
+
+Every figure is measured twice and the better one kept; what is compared is compared within one run of this program.
+"""
+
+import io
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import simpy
+from rich.console import Console
+from rich.table import Table
+
+from policies.core.arrivals import Arrivals
+from policies.core.engine import Engine
+from policies.core.model import OURO_1_4B
+from policies.core.request import Request
+from policies.core.runlog import RunLog
+from policies.core.scheduler import Scheduler
+from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.registry import POLICIES
+from sim.backend import SimBackend
+from sim.models import load_device
+
+PEERS = "peers on two such cores, metrics on: Vidur 10 k iterations/s at mean batch 7, 4.8 k at 52, 20 s start-up, 3.7 GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A synthetic overload: all requests wait from the start, so batches are as full as `max_num_seqs` allows."""
+
+    policy: str
+    max_num_seqs: int
+    num_requests: int
+    prompt_tokens: int = 128
+    output_tokens: int = 100
+
+    def requests(self) -> Iterator[Request]:
+        for request_id in range(self.num_requests):
+            yield Request(request_id, 0, self.prompt_tokens + request_id % 64, self.output_tokens + request_id % 50)
+
+
+class ConstantOracle:
+    """Every request produces what it asked for."""
+
+    def output_tokens(self, request_id: int) -> int:
+        return 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Batches and request-steps (requests summed over batches) per second of wall time, and the mean batch."""
+
+    batches_per_s: float
+    steps_per_s: float
+    mean_batch: float
+
+
+class _CountingStream(io.StringIO):
+    """Takes the batch log and keeps none of it, so that memory measures the simulator."""
+
+    num_requests = 0
+
+    def write(self, line: str) -> int:
+        fields = line.split(",", 4)
+        if fields[0] != "seq":
+            self.num_requests += int(fields[3])
+        return len(line)
+
+
+def measure(load: Load) -> Speed:
+    settings = SchedulerSettings(max_num_seqs=load.max_num_seqs, prefill_chunk_size=64)
+    cache = CacheSettings(num_blocks=load.max_num_seqs * 4 * 32)
+    stream = _CountingStream()
+    log = RunLog(stream)
+    engine = Engine(Scheduler(POLICIES[load.policy](), OURO_1_4B, settings, cache), Arrivals(load.requests()), log)
+    backend = SimBackend(engine, load_device("h200", OURO_1_4B), ConstantOracle())
+    started = time.perf_counter()
+    backend.run()
+    seconds = time.perf_counter() - started
+    batches = log.totals.num_batches
+    return Speed(batches / seconds, stream.num_requests / seconds, stream.num_requests / batches)
+
+
+def simpy_timeouts_per_s(count: int = 400_000) -> float:
+    """Plain SimPy: one process, `count` timeouts."""
+    env = simpy.Environment()
+
+    def ticker() -> Iterator[simpy.Event]:
+        for _ in range(count):
+            yield env.timeout(1)
+
+    env.process(ticker())  # type: ignore[arg-type]
+    started = time.perf_counter()
+    env.run()
+    return count / (time.perf_counter() - started)
+
+
+def start_up_s() -> float:
+    """Wall time of `python -m sim run` on a one-request workload, in a process of its own."""
+    config = Path(__file__).parent / "configs" / "one-request.yaml"
+    command = [sys.executable, "-m", "sim", "run", str(config), "--no-plots", "--out", "results/runs/start-up"]
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+def main(trace: Path | None) -> None:
+    """Print the table; with `trace` also simulate that whole trace and report its peak memory."""
+    console = Console(width=120)
+    timeouts = max(simpy_timeouts_per_s() for _ in range(2))
+    table = Table("load", "mean batch", "batches/s", "request-steps/s", "SimPy timeouts per batch")
+    for load in (
+        Load("wcpb", 8, 300),
+        Load("mixed", 8, 300),
+        Load("wcpb", 64, 600),
+        Load("mixed", 64, 600),
+        Load("atomic", 64, 600),
+    ):
+        speed = max((measure(load) for _ in range(2)), key=lambda item: item.batches_per_s)
+        table.add_row(
+            f"{load.policy}, max_num_seqs {load.max_num_seqs}",
+            f"{speed.mean_batch:.1f}",
+            f"{speed.batches_per_s:,.0f}",
+            f"{speed.steps_per_s:,.0f}",
+            f"{timeouts / speed.batches_per_s:.0f}",
+        )
+    console.print(table)
+    console.print(f"plain SimPy: {timeouts:,.0f} timeouts/s; {PEERS}")
+    console.print(f"start-up to finished one-request run: {min(start_up_s() for _ in range(2)):.2f} s")
+    short, long = (max(measure(Load("wcpb", 8, count, 16, 1)).batches_per_s for _ in range(2)) for count in (10_000, 100_000))
+    console.print(f"overloaded queue, 10 k against 100 k requests: {short:,.0f} and {long:,.0f} batches/s")
+    if trace is not None:
+        _measure_trace(console, trace)
+
+
+def _measure_trace(console: Console, trace: Path) -> None:
+    command = [
+        sys.executable, "-m", "sim", "run", str(Path(__file__).parent / "configs" / "run.yaml"), "--no-plots",
+        "--set", f"workload={{kind: trace, path: '{trace.resolve()}'}}", "--set", "scheduler.max_num_seqs=32",
+        "--out", "results/runs/bench-trace",
+    ]  # fmt: skip
+    started = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    seconds = time.perf_counter() - started
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    console.print(f"{trace.name}, whole: {seconds:.0f} s, peak memory {peak_mib:.0f} MiB (log and requests.csv written)")
