@@ -5,7 +5,7 @@ waits for the device only when the engine waits.
 """
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -13,8 +13,8 @@ import numpy as np
 from executor.runner import Launched, Runner
 from executor.timeline import Timeline
 from policies.core.batch import ExecutionBatch, Stage
-from policies.core.engine import Engine
-from policies.core.events import Command, Completion, Event, Submit, Tick
+from policies.core.engine import Engine, advance
+from policies.core.events import Completion, Event, Submit, Tick
 from policies.core.limit import Roofline
 from policies.core.oracle import last_tokens
 from policies.core.request import Oracle
@@ -59,18 +59,15 @@ class DeviceBackend:
         """Run to the end. Raises what the engine raises; on any error the device is left to finish what it has."""
         loop = self._engine.run()
         asked_ns = self._timeline.now_ns()
-        command = next(loop)
-        while True:
+        command = next(loop, None)
+        while command is not None:
             answered_ns = self._timeline.now_ns()
             if isinstance(command, Submit):
                 event: Event = self._submit(command.batch, answered_ns - asked_ns, answered_ns)
             else:
                 event = self._wait(command.until_ns)
             asked_ns = self._timeline.now_ns()
-            following = advance(loop, event)
-            if following is None:
-                return
-            command = following
+            command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch, select_ns: int, answered_ns: int) -> Tick:
         records = self._engine.log.records
@@ -119,11 +116,3 @@ class DeviceBackend:
         select_ns, host_ns = self._host_ns.pop(batch.seq)
         limit_ns = int(sum(self._roofline.parts(batch)))
         return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns)
-
-
-def advance(loop: Generator[Command, Event, None], event: Event) -> Command | None:
-    """The engine's next command, or None when the run has ended."""
-    try:
-        return loop.send(event)
-    except StopIteration:
-        return None

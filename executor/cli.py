@@ -16,7 +16,9 @@ CONFIGS = Path(__file__).parent / "configs"
 def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="executor", description="Run scheduling policies with real kernels.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run|sweep|diagnose|preserve|bench", parser_class=OneLineParser)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="run|sweep|diagnose|preserve|bench", parser_class=OneLineParser
+    )
     run = commands.add_parser("run", help="one run")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
@@ -39,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
         command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
         command.add_argument("--out", type=Path, default=None, metavar="DIR")
         command.add_argument("--audit", action="store_true", help="recompute every address from first principles (slow)")
-        command.add_argument("--no-graphs", action="store_true", help="launch every kernel eagerly instead of replaying CUDA graphs")
+        command.add_argument(
+            "--no-graphs", action="store_true", help="launch every kernel eagerly instead of replaying CUDA graphs"
+        )
     options = parser.parse_args(arguments)
     return exit_status("executor", lambda: int(options.action(options)))
 

@@ -11,7 +11,7 @@ from typing import Any
 import simpy
 
 from policies.core.batch import ExecutionBatch
-from policies.core.engine import Engine
+from policies.core.engine import Engine, advance
 from policies.core.events import Completion, Event, Submit, Tick
 from policies.core.oracle import last_tokens
 from policies.core.request import Oracle
@@ -41,17 +41,14 @@ class SimBackend:
 
     def _host(self) -> SimProcess:
         loop = self._engine.run()
-        command = next(loop)
-        while True:
+        command = next(loop, None)
+        while command is not None:
             event: Event
             if isinstance(command, Submit):
                 event = yield from self._submit(command.batch)
             else:
                 event = yield from self._wait(command.until_ns)
-            try:
-                command = loop.send(event)
-            except StopIteration:
-                return
+            command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch) -> Generator[simpy.Event, Any, Tick]:
         prediction = self._latency.predict(batch)

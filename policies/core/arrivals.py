@@ -3,6 +3,7 @@
 Holds requests in arrival order and hands them out as time passes; reads no clock.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -22,15 +23,16 @@ class Arrivals:
             raise InputError(f"workload concurrency: {concurrency}, expected at least 1")
         self._source: Iterator[Request] = iter(requests)
         self._next = next(self._source, None)
-        self._free = concurrency
-        self._freed_ns = 0
+        self._free_since_ns = None if concurrency is None else deque([0] * concurrency)
         self._last_order = (-1, -1)
 
     def next_ns(self) -> int | None:
         """When the next request arrives if nothing ends before; None when that needs an end, or none is left."""
-        if self._next is None or self._free == 0:
+        if self._next is None:
             return None
-        return max(self._next.arrival_ns, self._freed_ns) if self._free is not None else self._next.arrival_ns
+        if self._free_since_ns is None:
+            return self._next.arrival_ns
+        return max(self._next.arrival_ns, self._free_since_ns[0]) if self._free_since_ns else None
 
     @property
     def is_exhausted(self) -> bool:
@@ -46,14 +48,18 @@ class Arrivals:
                 raise InputError(
                     f"request {request.request_id} arrives at {request.arrival_ns} ns, expected order after {self._last_order}"
                 )
+            if request.prompt_tokens < 1 or request.max_tokens < 1:
+                raise InputError(
+                    f"request {request.request_id} has {request.prompt_tokens} prompt tokens and max_tokens {request.max_tokens}, "
+                    "expected at least 1 of each"
+                )
             self._last_order = order
             self._next = next(self._source, None)
-            if self._free is not None:
-                self._free -= 1
+            if self._free_since_ns is not None:
+                self._free_since_ns.popleft()
             yield request if arrival_ns == request.arrival_ns else replace(request, arrival_ns=arrival_ns)
 
     def ended(self, now_ns: int) -> None:
         """A request has ended; under a closed loop its place is free from `now_ns` on."""
-        if self._free is not None:
-            self._free += 1
-            self._freed_ns = now_ns
+        if self._free_since_ns is not None:
+            self._free_since_ns.append(now_ns)

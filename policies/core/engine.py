@@ -25,6 +25,7 @@ class Engine:
         self.arrivals = arrivals
         self.log = log
         self.now_ns = 0
+        self._device_free_ns = 0
         self._submitted: deque[ExecutionBatch] = deque()
 
     def run(self) -> Generator[Command, Event, None]:
@@ -77,6 +78,12 @@ class Engine:
                 f"invariant 6: batch {batch.seq} formed at {batch.formed_ns}, started at {completion.started_ns}, finished at "
                 f"{completion.finished_ns}, collected at {completion.now_ns} ns"
             )
+        if completion.started_ns < self._device_free_ns:
+            raise InvariantError(
+                f"invariant 6: batch {batch.seq} started at {completion.started_ns} ns, the one before it finished at "
+                f"{self._device_free_ns}"
+            )
+        self._device_free_ns = completion.finished_ns
         for state, has_ended in delivered:
             record = self.log.records[state.request_id]
             record.status = Status.RUNNING
@@ -99,3 +106,11 @@ class Engine:
         for record in self.log.records.values():
             if record.status not in (Status.FINISHED, Status.CANCELLED, Status.REFUSED):
                 raise InvariantError(f"invariant 7: request {record.request.request_id} ended the run as {record.status}")
+
+
+def advance(loop: Generator[Command, Event, None], event: Event) -> Command | None:
+    """The engine's next command, or None when the run has ended."""
+    try:
+        return loop.send(event)
+    except StopIteration:
+        return None

@@ -199,6 +199,8 @@ class Scheduler:
         Raises `InvariantError` when completions come out of order. A token sampled for a request that has already ended is
         surplus: counted, never delivered. Blocks and rings return only when no submitted batch touches the request any more.
         """
+        if not self._in_flight:
+            raise InvariantError(f"invariant 6: batch {completion.seq} completed, none is in flight")
         batch = self._in_flight.popleft()
         if completion.seq != batch.seq:
             raise InvariantError(f"invariant 6: batch {completion.seq} completed, the oldest submitted one is {batch.seq}")

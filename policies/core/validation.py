@@ -46,6 +46,8 @@ def validate(
             raise SelectionError(f"{item} does not follow from {state}")
         if depth + loops > num_loops:
             raise SelectionError(f"{item} with loop_count {loops} runs past the last depth, {num_loops - 1}")
+        if 1 < loops < num_loops - depth:
+            raise SelectionError(f"{item} with loop_count {loops}, neither one depth nor all {num_loops - depth} remaining ones")
         if request_id in depths_run:
             raise SelectionError(f"request {request_id} decodes twice in one batch")
         depths_run[request_id] = 1
@@ -67,6 +69,8 @@ def _check_prompt_range(state: RequestState, item: ScheduledRange, loops: int, d
             raise SelectionError("its prompt is done")
         if item.token_count < 1:
             raise SelectionError("it is empty")
+        if item.depth < 0:
+            raise SelectionError("depths start at 0")
         if item.stage is Stage.PREFILLING_PRELUDE:
             if item.depth != 0 or not item.embeds:
                 raise SelectionError("staging names depth 0 and embeds")
@@ -75,8 +79,11 @@ def _check_prompt_range(state: RequestState, item: ScheduledRange, loops: int, d
         else:
             prompt.check_advance(item.depth, item.token_start, item.token_count, loops, item.embeds)
             mask = ((1 << loops) - 1) << item.depth
-            if item.stage is Stage.PREFILL and item.depth + loops != num_loops:
-                raise SelectionError(f"PREFILL runs all {num_loops - item.depth} remaining depths, not {loops}")
+            if item.depth + loops != num_loops:
+                if item.stage is Stage.PREFILL:
+                    raise SelectionError(f"PREFILL runs all {num_loops - item.depth} remaining depths, not {loops}")
+                if loops > 1:
+                    raise SelectionError(f"loop_count {loops} is neither one depth nor all {num_loops - item.depth} remaining ones")
         if depths_run & mask:
             raise SelectionError("one of its depths runs twice in one batch")
         if item.chunk_start != prompt.chunk_start(item.token_start):
