@@ -40,8 +40,10 @@ else
 	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/sweep.yaml) $(SETS) --out $(OUT)/$(basename $(notdir $(or $(CONFIG),simulate)))
 endif
 
-gpu-run: $(VENV)/.gpu ## run the four policies with real kernels on a GPU (CONFIG=run.yaml another run)
-	$(BIN)/python -m executor $(if $(CONFIG),run $(CONFIG),compare-policies) $(SETS) $(if $(DEVICE),--device $(DEVICE))
+# A file with a `grid` is a sweep, any other a single run.
+GPU_CONFIG := $(or $(CONFIG),executor/configs/serving.yaml)
+gpu-run: $(VENV)/.gpu ## run the four policies with real kernels on a GPU (CONFIG= another run or sweep, DEVICE=cpu without one)
+	$(BIN)/python -m executor $$(grep -q '^grid:' $(GPU_CONFIG) && echo sweep || echo run) $(GPU_CONFIG) --device $(or $(DEVICE),cuda) $(SETS)
 
 bench: $(VENV)/.base ## simulated iterations per second, start-up time, memory
 	$(BIN)/python -m sim bench

@@ -34,8 +34,8 @@ class Packer:
     """Packs batches for one model and device.
 
     `host_groups` is the host's copy of the block-group table [num_rings, groups_per_ring]; `tile_classes` are the query-tile
-    heights that the device has kernels for, ascending; `slots` is how many work units run at once (programs of the attention grid);
-    `num_heads` units come of every item.
+    heights that the device has kernels for, ascending; `slots` is how many work units of up to 64 rows run at once (programs of the
+    attention grid; a taller one takes the room of several); `num_heads` units come of every item.
     """
 
     host_groups: np.ndarray
@@ -91,7 +91,7 @@ class Packer:
         position = start[segment] + offset
         last = position + rows - 1
         num_splits = last // SPLIT_KEYS + 1
-        is_split = self._choose_split(host, rows, num_splits)
+        is_split = self._choose_split(host, rows, num_splits, max(1, self.slots * 64 // max(64, tile_rows)))
 
         partials = np.where(is_split, rows * num_splits, 0)
         first_partial = np.cumsum(partials) - partials
@@ -121,9 +121,9 @@ class Packer:
         combines[:, 3] = (position[tile] + within) // SPLIT_KEYS + 1
         return len(items), len(tile)
 
-    def _choose_split(self, host: HostMeta, rows: np.ndarray, num_splits: np.ndarray) -> np.ndarray:
+    def _choose_split(self, host: HostMeta, rows: np.ndarray, num_splits: np.ndarray, slots: int) -> np.ndarray:
         """Which tiles are cut into one item per split: those longer than an even share of the device, while capacities last."""
-        even_share = -(-int(num_splits.sum()) * self.num_heads // self.slots)
+        even_share = -(-int(num_splits.sum()) * self.num_heads // slots)
         is_split = num_splits > max(1, even_share)
         spare_items = host.layout.max_items - len(rows)
         extra_items = np.cumsum(np.where(is_split, num_splits - 1, 0))
