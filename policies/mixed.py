@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.core.batch import Selection, Stage
-from policies.core.policy import Policy, View
+from policies.core.policy import Policy
 from policies.core.stages import (
     decode_batch,
     mixed_selection,
@@ -12,6 +12,7 @@ from policies.core.stages import (
     prompt_selection,
     token_stages,
 )
+from policies.core.view import View
 
 
 @dataclass(frozen=True)

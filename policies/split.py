@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.core.batch import Selection, Stage
-from policies.core.policy import Policy, View
+from policies.core.policy import Policy
 from policies.core.stages import in_stage_order, oldest_chunk_ranges, prompt_selection
+from policies.core.view import View
 
 
 @dataclass(frozen=True)

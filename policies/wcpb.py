@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from policies.core.batch import ScheduledRange, Selection, Stage
-from policies.core.policy import Policy, View, prompt_range
-from policies.core.request import RequestState
+from policies.core.policy import Policy, prompt_range
 from policies.core.stages import decode_batch, in_stage_order, mixed_selection, prompt_selection, token_stages
+from policies.core.view import RequestView, View
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Wavefront(Policy):
             turns = still_ready
         return ranges
 
-    def _ready_ranges(self, request: RequestState, num_loops: int) -> Iterator[ScheduledRange]:
+    def _ready_ranges(self, request: RequestView, num_loops: int) -> Iterator[ScheduledRange]:
         for depth in range(num_loops - 1, -1, -1):
             start, end = request.prompt.ready(depth, self.fuse_prelude)
             if end > start:

@@ -13,11 +13,12 @@ from policies.core.engine import Engine
 from policies.core.errors import InvariantError, StuckError
 from policies.core.events import Command, Completion, Event, Submit, Tick, Wait
 from policies.core.model import OURO_1_4B, OURO_TINY
-from policies.core.policy import Policy, View
+from policies.core.policy import Policy
 from policies.core.request import Request, Status
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
 from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.view import View
 from policies.mixed import Mixed
 from policies.split import Split
 from policies.wcpb import Wavefront

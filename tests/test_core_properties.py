@@ -17,10 +17,11 @@ from toy_backend import Run, World, model_with, run
 from policies.atomic import Atomic
 from policies.core.batch import ExecutionBatch, Selection, Stage
 from policies.core.errors import SelectionError
-from policies.core.policy import Policy, View, prompt_range
+from policies.core.policy import Policy, prompt_range
 from policies.core.request import Request
 from policies.core.settings import SchedulerSettings
 from policies.core.validation import validate
+from policies.core.view import View
 from policies.mixed import Mixed
 from policies.registry import POLICIES
 from policies.split import Split

@@ -7,11 +7,12 @@ from toy_backend import model_with
 
 from policies.core.batch import ScheduledRange, Selection, Stage
 from policies.core.errors import InputError, SelectionError
-from policies.core.policy import Policy, View
+from policies.core.policy import Policy
 from policies.core.request import Request
 from policies.core.scheduler import Scheduler
 from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.core.validation import validate
+from policies.core.view import View
 from policies.registry import POLICIES
 
 P, PP, PR = Stage.PREFILL, Stage.PREFILLING_PRELUDE, Stage.PREFILLING_RECURRENT

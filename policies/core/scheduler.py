@@ -13,11 +13,12 @@ from policies.core.events import Completion
 from policies.core.frontier import PromptProgress
 from policies.core.kv import BlockLedger
 from policies.core.model import ModelShape
-from policies.core.policy import Policy, View
+from policies.core.policy import Policy
 from policies.core.request import Phase, Request, RequestState
 from policies.core.ring import RingLedger
 from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.core.validation import validate
+from policies.core.view import View
 
 
 class Scheduler:

@@ -6,8 +6,8 @@ Building blocks for a policy's `select`; none of them knows a policy.
 from collections.abc import Callable, Sequence
 
 from policies.core.batch import ScheduledRange, Selection, Stage
-from policies.core.policy import View, decode_row, prompt_range
-from policies.core.request import RequestState
+from policies.core.policy import decode_row, prompt_range
+from policies.core.view import RequestView, View
 
 
 def in_stage_order(view: View, prompt_batch: Callable[[View], Selection | None]) -> Selection | None:
@@ -40,7 +40,7 @@ def token_stages(view: View) -> Selection | None:
     return None
 
 
-def token_batch(view: View, stage: Stage, requests: Sequence[RequestState]) -> Selection:
+def token_batch(view: View, stage: Stage, requests: Sequence[RequestView]) -> Selection:
     """One PRELUDE or CODA row for each request, as the row budget allows, longest waiting first."""
     return Selection(stage, tuple([decode_row(request, stage) for request in within_budget(view, requests)]), 0)
 
@@ -65,7 +65,7 @@ def decode_batch(view: View) -> Selection | None:
     return Selection(Stage.RECURRENT, ranges, 1 if needs_boundary else view.num_loops - depth)
 
 
-def within_budget(view: View, requests: Sequence[RequestState]) -> Sequence[RequestState]:
+def within_budget(view: View, requests: Sequence[RequestView]) -> Sequence[RequestView]:
     """The requests themselves when one row each fits the budget, else those scheduled longest ago."""
     budget = view.limits.max_num_batched_tokens
     if len(requests) <= budget:

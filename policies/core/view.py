@@ -1,0 +1,105 @@
+"""What a policy may read: requests, their prompts, and the scheduler's limits. Read-only by type: a policy that writes fails mypy.
+
+The engine hands out its live objects under these types, so a view costs no copies; whatever a policy does, its proposal is
+validated against the frontiers before anything moves.
+"""
+
+from typing import Protocol
+
+from policies.core.request import Phase
+from policies.core.settings import SchedulerSettings
+
+
+class PromptView(Protocol):
+    """Scheduled progress of a prompt; see `policies.core.frontier.PromptProgress` for the contract of every member."""
+
+    @property
+    def num_preluded_tokens(self) -> int: ...
+    @property
+    def num_prefilled_tokens(self) -> int: ...
+    @property
+    def prefill_reclaimable_tokens(self) -> int: ...
+
+    def chunk_start(self, token: int) -> int: ...
+    def chunk_end(self, token: int) -> int: ...
+    def hidden_row_offset(self, token: int) -> int | None: ...
+    def ready(self, depth: int, fuse_prelude: bool = True) -> tuple[int, int]: ...
+    def deepest_ready(self) -> tuple[int, int, int]: ...
+    def stageable(self) -> tuple[int, int]: ...
+
+
+class RequestView(Protocol):
+    """One running request; see `policies.core.request.RequestState`."""
+
+    @property
+    def request_id(self) -> int: ...
+    @property
+    def arrival_ns(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def phase(self) -> Phase: ...
+    @property
+    def prompt(self) -> PromptView: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+    @property
+    def last_seq(self) -> int: ...
+    @property
+    def order(self) -> tuple[int, int]: ...
+
+
+class View:
+    """The scheduler's state as a policy may read it, rebuilt before every selection.
+
+    `running` is in admission order, (arrival, id) under fcfs; `prompts`, `preludes`, `codas` and `looping` are its members by what
+    they need next. Frontiers are scheduled progress: work already submitted counts as done, because the device is a FIFO.
+    """
+
+    __slots__ = (
+        "codas", "free_blocks", "free_ring_slots", "has_exit_decisions", "limits", "looping", "now_ns", "num_loops",
+        "preludes", "prompt_batches_since_decode", "prompts", "running",
+    )  # fmt: skip
+
+    now_ns: int
+    limits: SchedulerSettings
+    num_loops: int
+    running: tuple[RequestView, ...]
+    prompts: tuple[RequestView, ...]
+    preludes: tuple[RequestView, ...]
+    codas: tuple[RequestView, ...]
+    looping: tuple[RequestView, ...]
+    free_blocks: int
+    free_ring_slots: int
+    has_exit_decisions: bool
+    """True when tokens may leave before the last depth, so that decode rows need every depth boundary."""
+    prompt_batches_since_decode: int
+    """Prompt batches submitted since decode rows last ran a recurrent depth."""
+
+    def bucket(self, running: tuple[RequestView, ...]) -> None:
+        """Set `running` and sort its members by phase, keeping their order. The scheduler's, before every selection."""
+        prompts, preludes, codas, looping = [], [], [], []
+        for request in running:
+            phase = request.phase
+            if phase is Phase.RECURRENT:
+                looping.append(request)
+            elif phase is Phase.PROMPT:
+                prompts.append(request)
+            elif phase is Phase.CODA:
+                codas.append(request)
+            elif phase is Phase.PRELUDE:
+                preludes.append(request)
+        self.running = running
+        self.prompts, self.preludes = tuple(prompts), tuple(preludes)
+        self.codas, self.looping = tuple(codas), tuple(looping)
+
+    @property
+    def has_decode_work(self) -> bool:
+        """Some request has a sampled token to embed, loop, or turn into the next one."""
+        return bool(self.looping or self.preludes or self.codas)
