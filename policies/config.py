@@ -95,15 +95,19 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
     """`raw` with every `a.b=c` set; `policy=wcpb` is short for `policy.name=wcpb` with no options."""
     result = copy.deepcopy(dict(raw))
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key.strip():
-            raise InputError(f"--set {override}: expected KEY=VALUE, like scheduler.prefill_chunk_size=32")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise InputError(f"--set {override}: the value is not valid YAML") from None
-        set_key(result, key.strip(), value)
+        set_key(result, *split_override(override))
     return result
+
+
+def split_override(override: str) -> tuple[str, Any]:
+    """`a.b=c` as a dotted key and a YAML value. Raises `InputError`."""
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set {override}: expected KEY=VALUE, like scheduler.prefill_chunk_size=32")
+    try:
+        return key.strip(), yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"--set {override}: the value is not valid YAML") from None
 
 
 def set_key(raw: dict[str, Any], key: str, value: Any) -> None:

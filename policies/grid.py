@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.config import RunConfig, apply_overrides, check_keys, parse_config, read_yaml, set_key
+from policies.config import RunConfig, apply_overrides, check_keys, parse_config, read_yaml, set_key, split_override
 from policies.core.errors import InputError
 
 
 def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str, Any], RunConfig]]:
     """Read a sweep file: `base` is a config, `grid` maps dotted keys to lists of values; one (axes, config) per combination.
 
-    `--set` overrides apply to the base; an override of a grid key replaces that axis by the one value. Raises `InputError`.
+    `--set` overrides apply to the base; one of an axis replaces its values, by a list or by one value. Raises `InputError`.
     """
     raw = read_yaml(path)
     check_keys(raw, ("base", "grid"), str(path))
@@ -20,13 +20,14 @@ def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str,
     if not isinstance(base, Mapping) or not isinstance(grid, Mapping) or not grid:
         raise InputError(f"{path}: expected `base`, a mapping, and `grid`, a mapping of config keys to lists")
     grid = dict(grid)
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        for axis in [axis for axis in grid if axis == key or axis.startswith(f"{key}.") or key.startswith(f"{axis}.")]:
-            if axis != key:
-                raise InputError(f"--set {override}: {axis} is an axis of {path}; set {axis} itself")
-            del grid[axis]
-    base = apply_overrides(base, overrides)
+    for key, value, override in [(*split_override(item), item) for item in overrides]:
+        related = [axis for axis in grid if axis == key or axis.startswith(f"{key}.") or key.startswith(f"{axis}.")]
+        if not related:
+            base = apply_overrides(base, [override])
+        elif related == [key]:
+            grid[key] = value if isinstance(value, list) else [value]
+        else:
+            raise InputError(f"--set {override}: {related[0]} is an axis of {path}; set {related[0]} itself")
     for axis, values in grid.items():
         if not isinstance(values, list) or not values:
             raise InputError(f"{path}: grid.{axis}: {values!r}, expected a list of values")
