@@ -57,7 +57,6 @@ def write_outputs(
         Peaks.of(scheduler),
         replace(identity, policy_options=changed_options(scheduler.policy)),
         status=status,
-        batches_by_stage=directory.batches.batches_by_stage,
         skipped_rows=skipped_rows,
         notes=notes,
         extra=extra,

@@ -24,8 +24,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.core.events import COMPONENTS
 from policies.core.request import Status
-from policies.core.runlog import RunLog
+from policies.core.runlog import RunLog, StageTotals
 from policies.core.scheduler import Scheduler
 from results.identity import RunIdentity
 from results.latency import Latencies
@@ -54,7 +55,6 @@ def summarize(
     identity: RunIdentity,
     *,
     status: RunStatus = "complete",
-    batches_by_stage: Mapping[str, int] | None = None,
     skipped_rows: int = 0,
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
@@ -109,11 +109,13 @@ def summarize(
         "e2e_ms": distribution(latencies.e2e_ns, 1e6),
         "queue_ms": distribution(queue_ns, 1e6),
         "num_batches": totals.num_batches,
-        "num_batches_by_stage": dict(sorted((batches_by_stage or {}).items())),
+        "num_batches_by_stage": {str(stage): item.num_batches for stage, item in sorted(totals.by_stage.items())},
         "recurrent_invocations": totals.recurrent_invocations,
         "rows_per_recurrent_invocation": ratio(totals.recurrent_rows, totals.recurrent_invocations),
         "gpu_busy_fraction": ratio(totals.device_ns, busy_span_ns),
         "limit_fraction": ratio(totals.limit_ns, totals.device_ns) if totals.limit_ns else None,
+        "stages": {str(stage): stage_account(item) for stage, item in sorted(totals.by_stage.items())},
+        "device_idle_s": totals.idle_ns / 1e9,
         "peak_kv_blocks": peaks.kv_blocks,
         "peak_hidden_rows": peaks.hidden_rows,
         "surplus_rows": peaks.surplus_rows,
@@ -126,6 +128,18 @@ def summarize(
             raise ValueError(f"extra key {key!r} is already in the summary")
         summary[key] = value
     return summary
+
+
+def stage_account(stage: StageTotals) -> dict[str, Any]:
+    """Where the time of one stage went: device and host seconds, the limit's share, and components where batches are split."""
+    components = {name: value / 1e9 for name, value in zip(COMPONENTS, stage.components_ns, strict=True) if value}
+    return {
+        "num_batches": stage.num_batches,
+        "device_s": stage.device_ns / 1e9,
+        "host_s": stage.host_ns / 1e9,
+        "limit_fraction": ratio(stage.limit_ns, stage.device_ns) if stage.limit_ns else None,
+        "components_s": components,
+    }
 
 
 def distribution(samples: NDArray[np.int64] | NDArray[np.float64], unit: float) -> dict[str, float | None]:

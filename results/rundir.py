@@ -5,7 +5,6 @@ Layout: `config.yaml`, `batches.csv` (streamed), `requests.csv`, `trace.json.gz`
 """
 
 import csv
-import io
 import json
 import os
 import shutil
@@ -27,24 +26,6 @@ CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS = (
 )  # fmt: skip
 
 
-class BatchStream(io.TextIOWrapper):
-    """The text stream behind `batches.csv`: what `RunLog` writes to. Counts batches by stage on the way."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(io.BufferedWriter(io.FileIO(path, "w"), 1 << 20), encoding="ascii", newline="\n")
-        self.batches_by_stage: dict[str, int] = {}
-        self._is_header = True
-
-    def write(self, line: str) -> int:
-        """Write one whole line; `RunLog` never writes less."""
-        if self._is_header:
-            self._is_header = False
-        else:
-            stage = line.split(",", 2)[1]
-            self.batches_by_stage[stage] = self.batches_by_stage.get(stage, 0) + 1
-        return super().write(line)
-
-
 class RunDirectory:
     """One run's output. Use `create`, hand `batches` to the `RunLog`, and finish with `results.finish.write_outputs`.
 
@@ -53,7 +34,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.batches = BatchStream(path / BATCHES)
+        self.batches = open(path / BATCHES, "w", buffering=1 << 20, encoding="ascii", newline="\n")  # noqa: SIM115
 
     @classmethod
     def create(cls, config: Mapping[str, Any], identity: RunIdentity, out: str | os.PathLike[str] | None = None) -> "RunDirectory":

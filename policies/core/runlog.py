@@ -45,14 +45,30 @@ class RequestRecord:
 
 
 @dataclass(slots=True)
+class StageTotals:
+    """Sums over the batches of one stage; `components_ns` in the order of `COMPONENTS`, zeros where batches are not split."""
+
+    num_batches: int = 0
+    device_ns: int = 0
+    limit_ns: int = 0
+    host_ns: int = 0
+    components_ns: list[int] = field(default_factory=lambda: [0] * len(COMPONENTS))
+
+
+@dataclass(slots=True)
 class BatchTotals:
-    """Running sums over all batches, so that a summary needs no second pass over the log."""
+    """Running sums over all batches, so that a summary needs no second pass over the log.
+
+    `idle_ns` is device time between batches: from one's end to the next one's start.
+    """
 
     num_batches: int = 0
     recurrent_invocations: int = 0
     recurrent_rows: int = 0
     device_ns: int = 0
     limit_ns: int = 0
+    idle_ns: int = 0
+    by_stage: dict[Stage, StageTotals] = field(default_factory=dict)
     first_started_ns: int | None = None
     last_finished_ns: int = 0
     select_ns: "array[int]" = field(default_factory=lambda: array("q"))
@@ -80,12 +96,24 @@ class RunLog:
         totals.num_batches += 1
         totals.recurrent_invocations += batch.loop_count
         totals.recurrent_rows += batch.loop_count * batch.rows
-        totals.device_ns += completion.finished_ns - completion.started_ns
+        device_ns = completion.finished_ns - completion.started_ns
+        totals.device_ns += device_ns
         totals.limit_ns += completion.limit_ns
-        totals.last_finished_ns = completion.finished_ns
+        stage = totals.by_stage.get(batch.stage)
+        if stage is None:
+            stage = totals.by_stage[batch.stage] = StageTotals()
+        stage.num_batches += 1
+        stage.device_ns += device_ns
+        stage.limit_ns += completion.limit_ns
+        stage.host_ns += completion.host_ns
+        for at, component_ns in enumerate(completion.components_ns):
+            stage.components_ns[at] += component_ns
         totals.select_ns.append(completion.select_ns)
         if totals.first_started_ns is None:
             totals.first_started_ns = completion.started_ns
+        else:
+            totals.idle_ns += completion.started_ns - totals.last_finished_ns
+        totals.last_finished_ns = completion.finished_ns
         if self._batches is not None:
             self._batches.write(batch_line(batch, completion))
 
