@@ -146,7 +146,9 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     workload = dict(workload)
     for key in ("path", "dataset"):
         if isinstance(workload.get(key), str):
-            workload[key] = str(locate(workload[key], base_dir))
+            workload[key] = str(locate(workload[key], base_dir).resolve())
+    if model not in SHIPPED_MODELS and locate(model, base_dir).exists():
+        model = str(locate(model, base_dir).resolve())
     resolved = {
         "model": model,
         "device": device,

@@ -1,4 +1,4 @@
-"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `bench` the simulator itself."""
+"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` a recorded run, `bench` the simulator."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ from policies.core.errors import InputError
 def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="sim", description="Simulate scheduling policies for looped language models.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run|sweep|bench", parser_class=OneLineParser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|sweep|replay|bench", parser_class=OneLineParser)
     run = commands.add_parser("run", help="one simulation")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
@@ -23,6 +23,9 @@ def main(arguments: Sequence[str]) -> int:
     sweep.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
     sweep.add_argument("--no-batches", action="store_true", help="delete every cell's batches.csv once it is summarised")
     sweep.set_defaults(action=_sweep)
+    replay = commands.add_parser("replay", help="decide a recorded run of either world again: every batch must be equal")
+    replay.add_argument("run", type=Path, metavar="RUN_DIR")
+    replay.set_defaults(action=_replay)
     bench = commands.add_parser("bench", help="iterations per second, start-up time, memory")
     bench.add_argument("--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory")
     bench.set_defaults(action=_bench)
@@ -40,6 +43,9 @@ def _run(options: argparse.Namespace) -> int:
     path, summary = simulate(load_config(options.config, options.set), options.out, plots=not options.no_plots)
     print_table([summary])
     print(f"run directory: {path}", file=sys.stderr)
+    if summary["status"] == "failed":
+        refusals = [f"{count} refused: {reason}" for reason, count in summary["refusal_reasons"].items()]
+        print(f"sim: the run failed: {'; '.join([*summary['notes'][-1:], *refusals[:1]])}", file=sys.stderr)
     return 0 if summary["status"] == "complete" else 130 if summary["status"] == "interrupted" else 1
 
 
@@ -59,6 +65,14 @@ def _sweep(options: argparse.Namespace) -> int:
     files = write_sweep([(cell.axes, cell.directory, summary) for cell, summary in results], out)
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
     return 0 if all(summary["status"] == "complete" for _, summary in results) else 1
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from sim.replay import replay
+
+    outcome = replay(options.run)
+    print(outcome)
+    return 0 if outcome.difference is None else 1
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from policies.config import nearest
 from policies.core.batch import ExecutionBatch, Stage
 from policies.core.errors import InputError
 from policies.core.limit import DeviceFacts, Roofline
@@ -55,13 +56,18 @@ class TableModel(LatencyModel):
         self._roofline = Roofline(model, facts)
         self._host = HostTimes(_pair(assumed["select_us"]), _pair(assumed["host_us"]))
         self._linear_by_rows: dict[int, float] = {}
+        self._has_warned = False
 
     def linear_ns(self, rows: int) -> float:
-        """Linear layers of one invocation by rows: linear between measured points, the last slope beyond them."""
+        """Linear layers of one invocation by rows: linear between measured points, the last slope beyond them.
+
+        Warns with the numbers the first time it goes beyond them.
+        """
         known = self._linear_by_rows.get(rows)
         if known is not None:
             return known
-        if rows > self._rows[-1]:
+        if rows > self._rows[-1] and not self._has_warned:
+            self._has_warned = True
             warnings.warn(f"{self.name}: {rows} rows is beyond the measured {self._rows[-1]}; extrapolated", stacklevel=2)
         at = min(max(bisect.bisect_left(self._rows, rows), 1), len(self._rows) - 1)
         low, high = self._rows[at - 1], self._rows[at]
@@ -145,7 +151,7 @@ def load_device(name: str, model: ModelShape) -> LatencyModel:
     if name.startswith("roofline:"):
         return RooflineModel(name, model, device_facts(name.removeprefix("roofline:")))
     if name not in MODELS:
-        raise InputError(f"device: unknown device {name!r}, expected one of {', '.join(MODELS)} or roofline:<card>")
+        raise InputError(f"device: unknown device {name!r}{nearest(name, (*MODELS, 'roofline:<card>'))}")
     data: dict[str, Any] = yaml.safe_load((DEVICES / f"{name}.yaml").read_text(encoding="utf-8"))
     return MODELS[name](name, model, device_facts(data["facts"]), data)
 

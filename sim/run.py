@@ -36,17 +36,25 @@ class Simulation:
     notes: tuple[str, ...]
 
     @classmethod
-    def prepare(cls, config: RunConfig) -> "Simulation":
-        """Load model, device and workload and size the KV pool. Raises `InputError` before anything runs."""
+    def prepare(cls, config: RunConfig, workload: Workload | None = None) -> "Simulation":
+        """Load model, device and workload and size the KV pool. Raises `InputError` before anything runs.
+
+        `workload` is that of `config` where it has been loaded already.
+        """
         model = model_shape(config)
         latency = load_device(config.device, model)
         config.policy.check(model, config.scheduler, config.cache)
-        workload = load_workload(parse_workload(config.workload, config.where), config.seed, config.base_dir)
+        if workload is None:
+            workload = load_workload(parse_workload(config.workload, config.where), config.seed, config.base_dir)
         if workload.max_context is not None:
             model = dataclasses.replace(model, max_context_tokens=min(model.max_context_tokens, workload.max_context))
         if config.cache.num_blocks is None:
             config = config.with_blocks(default_blocks(config, model, latency))
         return cls(config, model, latency, workload, (latency.provenance, *workload.notes))
+
+    def scheduler(self) -> Scheduler:
+        """A fresh scheduler. Raises `InputError` when the KV pool is too small for any request."""
+        return Scheduler(self.config.policy, self.model, self.config.scheduler, self.config.cache)
 
 
 def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:
@@ -71,8 +79,8 @@ def simulate(config: RunConfig, out: Path | None, *, plots: bool = True, keep_ba
     simulation = Simulation.prepare(config)
     config = simulation.config
     identity = RunIdentity.from_config(config.resolved, "sim", simulation.model.num_loops)
+    scheduler = simulation.scheduler()
     with RunDirectory.create(config.resolved, identity, out) as directory:
-        scheduler = Scheduler(config.policy, simulation.model, config.scheduler, config.cache)
         log = RunLog(directory.batches)
         engine = Engine(scheduler, Arrivals(simulation.workload.requests, simulation.workload.concurrency), log)
         status = run_to_end(SimBackend(engine, simulation.latency, simulation.workload.oracle).run)

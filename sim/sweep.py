@@ -14,9 +14,11 @@ import joblib
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from policies.config import RunConfig
+from policies.core.errors import InputError
 from policies.grid import load_grid
 from results.identity import RunIdentity
 from sim.run import Simulation, simulate
+from workloads.workload import Workload
 
 SUMMARY = "summary.json"
 
@@ -39,18 +41,22 @@ class Cell:
 
 
 def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
-    """The cells of a sweep file, each with its directory below `out`. Raises `InputError`."""
-    return [
-        Cell(config, axes, out / "cells" / RunIdentity.from_config(config.resolved, "sim", 0).directory_name)
-        for axes, config in load_grid(path, overrides)
-    ]
+    """The cells of a sweep file, each with its directory below `out`. Raises `InputError`, also when two are the same run."""
+    cells: dict[Path, Cell] = {}
+    for axes, config in load_grid(path, overrides):
+        cell = Cell(config, axes, out / "cells" / RunIdentity.from_config(config.resolved, "sim", 0).directory_name)
+        if cell.directory in cells:
+            twin = cells[cell.directory]
+            raise InputError(f"{path}: grid: {dict(twin.axes)} and {dict(axes)} are the same run, expected it once")
+        cells[cell.directory] = cell
+    return list(cells.values())
 
 
 def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Yield (cell, summary) as cells finish, earlier finished ones first; shows a progress bar on stderr.
 
     Every cell is prepared before the first runs, so that a wrong one costs nothing. A cell that breaks an invariant ends the sweep
-    with its error; finished cells stay, and the next call goes on from there.
+    with its error, and Ctrl-C in any cell ends it too; finished cells stay, and the next call goes on from there.
     """
     todo = []
     for cell in cells:
@@ -59,12 +65,7 @@ def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[
             todo.append(cell)
         else:
             yield cell, summary
-    checked: set[str] = set()
-    for cell in todo:
-        workload = json.dumps(cell.config.resolved["workload"], sort_keys=True, default=str)
-        if workload not in checked:
-            Simulation.prepare(cell.config)
-            checked.add(workload)
+    _check(todo)
     if len(todo) < len(cells):
         print(f"{len(cells) - len(todo)} of {len(cells)} cells are finished already", file=sys.stderr)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -72,8 +73,21 @@ def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[
         task = progress.add_task("cells", total=len(todo))
         parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
         for index, summary in parallel(joblib.delayed(_run_cell)(at, cell, keep_batches) for at, cell in enumerate(todo)):
+            if summary["status"] == "interrupted":
+                raise KeyboardInterrupt  # it was meant for the sweep, and has been spent on one cell
             progress.advance(task)
             yield todo[index], summary
+
+
+def _check(cells: Sequence[Cell]) -> None:
+    """Prepare every cell, each workload once."""
+    workloads: dict[str, Workload] = {}
+    for cell in cells:
+        resolved = cell.config.resolved
+        key = json.dumps([resolved["workload"], resolved["seed"]], sort_keys=True, default=str)
+        simulation = Simulation.prepare(cell.config, workloads.get(key))
+        simulation.scheduler()
+        workloads[key] = simulation.workload
 
 
 def _run_cell(index: int, cell: Cell, keep_batches: bool) -> tuple[int, dict[str, Any]]:

@@ -33,6 +33,8 @@ class Policy(ABC):
 
     def check(self, model: ModelShape, scheduler: SchedulerSettings, cache: CacheSettings) -> None:
         """Raise `InputError` when this policy cannot run with that model or cache."""
+        if cache.layout == "shared" and not self.splits_prefill:
+            raise InputError("cache.layout: shared is not available yet, expected last_exited")
         if not self.splits_prefill:
             return
         if cache.layout == "shared":

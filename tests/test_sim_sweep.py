@@ -1,0 +1,192 @@
+"""Sweeps: every point of the grid once, finished cells never again, and mistakes before anything runs."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from policies.core.errors import InputError
+from sim.cli import main
+from sim.sweep import Cell, load_cells, run_sweep
+
+SWEEP = """\
+base:
+  model: ouro-tiny
+  scheduler: {max_num_seqs: 2, max_num_batched_tokens: 32, prefill_chunk_size: 8}
+  workload: {kind: synthetic, num_requests: 3, prompt_tokens: [20, 9], output_tokens: 2}
+grid:
+  policy.name: [atomic, wcpb]
+  scheduler.prefill_chunk_size: [8, 16]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.yaml"
+    path.write_text(SWEEP)
+    return path
+
+
+def run(sweep: Path, *overrides: str, keep_batches: bool = True) -> list[Cell]:
+    """Run the sweep's cells in this process, in their order, into `out` beside its file."""
+    cells = load_cells(sweep, overrides, sweep.parent / "out")
+    done = list(run_sweep(cells, 1, keep_batches))
+    assert sorted(cell.directory for cell, _ in done) == sorted(cell.directory for cell in cells)
+    assert all(summary["status"] == "complete" for _, summary in done)
+    return cells
+
+
+def stamps(sweep: Path) -> dict[str, int]:
+    """When each cell's summary was written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in (sweep.parent / "out").rglob("summary.json")}
+
+
+def test_every_combination_runs_once_in_a_directory_of_its_own(sweep: Path) -> None:
+    cells = run(sweep)
+    assert [tuple(cell.axes.values()) for cell in cells] == [("atomic", 8), ("atomic", 16), ("wcpb", 8), ("wcpb", 16)]
+    assert len({cell.directory for cell in cells}) == 4
+    for cell in cells:
+        summary = json.loads((cell.directory / "summary.json").read_text())
+        assert (summary["policy"], summary["prefill_chunk_size"]) == tuple(cell.axes.values())
+
+
+def test_a_finished_cell_is_not_run_again(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(sweep)
+    before = stamps(sweep)
+    run(sweep)
+    assert stamps(sweep) == before
+    assert "4 of 4 cells are finished already" in capsys.readouterr().err
+
+
+def test_a_cell_without_a_complete_summary_is_run_again_and_only_that_one(sweep: Path) -> None:
+    unfinished, interrupted, *_ = run(sweep)
+    before = stamps(sweep)
+    (unfinished.directory / "summary.json").unlink()
+    path = interrupted.directory / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "status": "interrupted"}))
+    os.utime(path, ns=(1, 1))
+    run(sweep)
+    changed = {name for name, stamp in stamps(sweep).items() if stamp != before[name]}
+    assert changed == {unfinished.directory.name, interrupted.directory.name}
+    assert json.loads(path.read_text())["status"] == "complete"
+
+
+def test_a_changed_config_is_a_new_cell_and_the_old_one_stays(sweep: Path) -> None:
+    first = {cell.directory for cell in run(sweep)}
+    second = {cell.directory for cell in run(sweep, "scheduler.inflight=1")}
+    assert not first & second
+    assert len(stamps(sweep)) == 8
+
+
+def test_a_grid_that_grows_runs_only_what_is_new(sweep: Path) -> None:
+    run(sweep)
+    before = stamps(sweep)
+    sweep.write_text(SWEEP.replace("[8, 16]", "[4, 8, 16]"))
+    run(sweep)
+    after = stamps(sweep)
+    assert len(after) == 6 and {name: after[name] for name in before} == before
+
+
+def test_comments_and_the_order_of_keys_make_no_new_cell(sweep: Path) -> None:
+    first = [cell.directory for cell in load_cells(sweep, (), Path("out"))]
+    reordered = SWEEP.replace("max_num_seqs: 2, max_num_batched_tokens: 32", "max_num_batched_tokens: 32, max_num_seqs: 2")
+    assert reordered != SWEEP
+    sweep.write_text("# the same\n" + reordered)
+    assert [cell.directory for cell in load_cells(sweep, (), Path("out"))] == first
+
+
+def test_setting_a_key_of_the_grid_replaces_that_axis_by_one_value(sweep: Path) -> None:
+    cells = load_cells(sweep, ["policy.name=mixed"], Path("out"))
+    assert [(dict(cell.axes), cell.config.policy.name) for cell in cells] == [
+        ({"policy.name": "mixed", "scheduler.prefill_chunk_size": 8}, "mixed"),
+        ({"policy.name": "mixed", "scheduler.prefill_chunk_size": 16}, "mixed"),
+    ]
+
+
+def test_setting_a_key_of_the_base_applies_to_every_cell(sweep: Path) -> None:
+    assert {cell.config.seed for cell in load_cells(sweep, ["seed=5"], Path("out"))} == {5}
+
+
+def test_batch_logs_can_be_deleted_once_they_are_summarised(sweep: Path) -> None:
+    for cell in run(sweep, keep_batches=False):
+        assert not (cell.directory / "batches.csv").exists()
+        assert (cell.directory / "requests.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("base: {}\n", "expected `base`, a mapping, and `grid`, a mapping of config keys to lists"),
+        ("grid: {}\n", "expected `base`, a mapping, and `grid`, a mapping of config keys to lists"),
+        ("gird: {seed: [1]}\n", "unknown key 'gird', expected one of base, grid; did you mean 'grid'?"),
+        (SWEEP.replace("[8, 16]", "8"), "grid.scheduler.prefill_chunk_size: 8, expected a list of values"),
+        (SWEEP.replace("[8, 16]", "[]"), "grid.scheduler.prefill_chunk_size: [], expected a list of values"),
+        (SWEEP.replace("[atomic, wcpb]", "[atomic, wcbp]"), "unknown policy 'wcbp'"),
+        (SWEEP.replace("[8, 16]", "[8, 64]"), "prefill_chunk_size: 64 is larger than the batch budget max_num_batched_tokens, 32"),
+        (SWEEP.replace("prefill_chunk_size: [", "prefil_chunk: ["), "unknown key 'scheduler.prefil_chunk'"),
+        (SWEEP.replace("[8, 16]", "[8, 8]"), "are the same run, expected it once"),
+    ],
+)
+def test_a_wrong_grid_is_one_sentence(sweep: Path, text: str, sentence: str) -> None:
+    sweep.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_cells(sweep, (), Path("out"))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_setting_a_part_of_an_axis_is_refused(sweep: Path) -> None:
+    sweep.write_text(SWEEP.replace("policy.name: [atomic, wcpb]", "policy: [{name: wcpb, mix_decode: false}, atomic]"))
+    with pytest.raises(InputError, match=r"--set policy.name=split: policy is an axis of .*; set policy itself"):
+        load_cells(sweep, ["policy.name=split"], Path("out"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["cache.layout=shared"], "policy wcpb cannot run with cache.layout shared"),
+        (["cache.num_blocks=3"], "cache.num_blocks: 3 is less than one block in each of the 4 depth planes"),
+        (["device=h20"], "device: unknown device 'h20'"),
+        (["workload={kind: trace, path: nowhere.csv}"], "nowhere.csv"),
+        (["workload.prompt_tokens=0"], "workload.prompt_tokens: 0, expected"),
+    ],
+)
+def test_a_wrong_cell_is_found_before_the_first_one_runs(sweep: Path, overrides: list[str], sentence: str) -> None:
+    cells = load_cells(sweep, overrides, sweep.parent / "out")
+    with pytest.raises(InputError) as caught:
+        list(run_sweep(cells, 1, True))
+    assert sentence in str(caught.value)
+    assert not (sweep.parent / "out").exists()
+
+
+def test_the_command_writes_a_tidy_table_of_all_cells_and_prints_it(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = sweep.parent / "out"
+    assert main(["sweep", str(sweep), "--jobs", "1", "--set", "scheduler.prefill_chunk_size=8", "--out", str(out)]) == 0
+    with open(out / "sweep.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["axis.policy.name"], row["status"], row["num_finished"]) for row in rows] == [
+        ("atomic", "complete", "3"),
+        ("wcpb", "complete", "3"),
+    ]
+    printed = capsys.readouterr().out
+    assert "atomic" in printed and "wcpb" in printed
+    assert list((out / "plots").glob("*.png"))
+
+
+def test_ctrl_c_in_one_cell_ends_the_sweep_and_not_only_that_cell(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def interrupted(config: object, out: Path, **options: object) -> tuple[Path, dict[str, str]]:
+        started.append(out)
+        return out, {"status": "interrupted"}
+
+    monkeypatch.setattr("sim.sweep.simulate", interrupted)
+    assert main(["sweep", str(sweep), "--jobs", "1", "--out", str(sweep.parent / "out")]) == 130
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("jobs", ["0", "-2"])
+def test_a_wrong_number_of_processes_is_one_line_and_status_2(sweep: Path, capsys: pytest.CaptureFixture[str], jobs: str) -> None:
+    assert main(["sweep", str(sweep), "--jobs", jobs, "--out", str(sweep.parent / "out")]) == 2
+    assert capsys.readouterr().err == f"sim: --jobs: {jobs}, expected -1 or a number of processes\n"

@@ -1,0 +1,64 @@
+"""The recorded traces under every policy: nothing is lost, and the log passes the outside checker."""
+
+import io
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from log_checker import Rules, check_log
+from toy_backend import requests_text
+
+from policies.config import parse_config
+from policies.core.arrivals import Arrivals
+from policies.core.engine import Engine
+from policies.core.request import Status
+from policies.core.runlog import RunLog
+from policies.registry import POLICIES
+from sim.backend import SimBackend
+from sim.run import Simulation
+
+TRACES = Path(__file__).parent.parent.parent / "shared" / "traces"
+NUM_ROWS = 250
+CASES = {
+    "AzureLLMInferenceTrace_conv.csv": {"limit": NUM_ROWS, "max_context": 4096, "time_scale": 0.25},
+    "AzureLLMInferenceTrace_code.csv": {"limit": NUM_ROWS, "max_context": 4096},
+    "mooncake_conversation_trace.jsonl": {"limit": NUM_ROWS, "max_tokens": 24},
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(name: str, policy: str) -> None:
+    if not (TRACES / name).is_file():
+        pytest.skip(f"the shared trace is not at {TRACES / name}")
+    raw = {
+        "policy": policy,
+        "scheduler": {"max_num_seqs": 32, "prefill_chunk_size": 512},
+        "workload": {"kind": "trace", "path": str(TRACES / name), **CASES[name]},
+    }
+    simulation = Simulation.prepare(parse_config(raw, Path("."), "test"))
+    workload, scheduler, batches = simulation.workload, simulation.scheduler(), io.StringIO()
+    log = RunLog(batches)
+    SimBackend(Engine(scheduler, Arrivals(workload.requests), log), simulation.latency, workload.oracle).run()
+
+    assert len(workload.requests) == NUM_ROWS
+    assert sorted(log.records) == list(range(NUM_ROWS))
+    counts = Counter(record.status for record in log.records.values())
+    assert counts[Status.FINISHED] + counts[Status.REFUSED] == NUM_ROWS
+    assert counts[Status.REFUSED] > 0
+    assert all(bool(record.reason) == (record.status is Status.REFUSED) for record in log.records.values())
+    scheduler.check_drained()
+    settings = scheduler.settings
+    rules = Rules(
+        num_loops=scheduler.num_loops,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        chunk_tokens=settings.chunk_tokens,
+        inflight=settings.inflight,
+        resident_chunks=scheduler.rings.slots_per_ring,
+        num_groups=scheduler.blocks.num_groups,
+        block_size=scheduler.blocks.block_size,
+        max_context_tokens=scheduler.max_context_tokens,
+        outputs={request.request_id: workload.oracle.output_tokens(request.request_id) for request in workload.requests},
+    )
+    check_log(batches.getvalue(), requests_text(log), rules)
