@@ -145,7 +145,7 @@ def test_setting_a_part_of_an_axis_is_refused(sweep: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["cache.layout=shared"], "policy wcpb cannot run with cache.layout shared"),
+        (["cache.layout=shared", "policy.name=[wcpb, atomic]"], "policy wcpb cannot run with cache.layout shared"),
         (["cache.num_blocks=3"], "cache.num_blocks: 3 is less than one block in each of the 4 depth planes"),
         (["device=h20"], "device: unknown device 'h20'"),
         (["workload={kind: trace, path: nowhere.csv}"], "nowhere.csv"),
