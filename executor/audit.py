@@ -1,61 +1,70 @@
 """The address audit: every row's addresses recomputed from first principles and compared with what the packer wrote.
 
-Independent of `executor.packing` and the work list: it starts from the batch, the block groups that admission gave and the prompt,
-and walks token by token. Slow; for tests and `--audit`.
+Independent of `executor.packing` and of how the work list is made: it starts from the batch, the block groups that admission gave
+and the prompt, and walks token by token. Covers what a row is read from and written to, and every K/V tile that attention reads.
+Slow; for tests and `--audit`.
 """
 
 from collections.abc import Mapping
 
-from executor.kernels.meta import HostMeta
+import torch
+
+from executor.errors import AuditError
+from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HEADER_ROWS, HostMeta
+from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, TILES_PER_SPLIT
 from executor.packing import RunningRequest
-from policies.core.batch import ExecutionBatch, Stage
+from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
 
-
-class AuditError(Exception):
-    """An address is not what the design says. Names batch, request, position, depth, and both values."""
+SCALAR_FIELDS = ("token_ids", "sampled_rows", "source_rows", "target_rows")
+KV_FIELDS = ("positions", "slots")
 
 
 class AddressAudit:
     """Checks packed batches of a model with `planes` depths.
 
-    A ring has `ring_rows` prompt rows, of which a run uses `resident_chunks` slots of `chunk_tokens`, and one decode row.
+    A ring has `ring_rows` prompt rows, of which a run uses `resident_chunks` slots of `chunk_tokens`, and one decode row. `groups`
+    is the device's block-group table [num_rings, groups_per_ring].
     """
 
-    def __init__(self, planes: int, block_size: int, chunk_tokens: int, resident_chunks: int, ring_rows: int) -> None:
+    def __init__(
+        self, planes: int, block_size: int, chunk_tokens: int, resident_chunks: int, ring_rows: int, groups: torch.Tensor
+    ) -> None:
         self._planes = planes
         self._block_size = block_size
         self._chunk_tokens = chunk_tokens
         self._resident_chunks = resident_chunks
         self._ring_rows = ring_rows
+        self._groups = groups
         self.rows_checked = 0
 
     def check(self, batch: ExecutionBatch, host: HostMeta, requests: Mapping[int, RunningRequest]) -> None:
-        """Raise `AuditError` at the first row whose position, slot, token, source or target differs."""
+        """Raise `AuditError` at the first address that differs."""
+        fields = SCALAR_FIELDS + (KV_FIELDS if batch.loop_count else ())
+        found = {name: getattr(host, name).tolist() for name in fields}
         row = 0
         for item in batch.ranges:
             request = requests[item.request_id]
-            for position in range(item.token_start, item.token_start + item.token_count):
-                expected = {
-                    "positions": position,
-                    "slots": self._slot(request, position, item.depth),
-                    **self._hidden_rows(batch, item.stage, item.depth, item.embeds, request, position),
-                }
-                for name, value in expected.items():
-                    found = int(getattr(host, name)[row])
-                    if found != value:
-                        raise AuditError(
-                            f"batch {batch.seq}, request {item.request_id}, position {position}, depth {item.depth}: {name} is {found}, "
-                            f"first principles say {value}"
-                        )
+            for position in range(item.token_start, item.token_end):
+                for name, value in self._expected(batch, item, request, position).items():
+                    if found[name][row] != value:
+                        raise self._error(batch, item, position, f"{name} is {found[name][row]}, first principles say {value}")
                 row += 1
-        for name in ("slots", "token_ids", "sampled_rows", "source_rows", "target_rows"):
-            if (getattr(host, name)[row:] != -1).any():
+        for name in fields:
+            if name != "positions" and any(value != -1 for value in found[name][row:]):
                 raise AuditError(f"batch {batch.seq}: a padding row has an address in {name}")
+        if batch.loop_count:
+            if host.header[HEADER_ROWS] != row:
+                raise AuditError(f"batch {batch.seq}: its header counts {host.header[HEADER_ROWS]} rows, it has {row}")
+            self._check_reads(batch, host, requests)
         self.rows_checked += row
 
-    def _slot(self, request: RunningRequest, position: int, depth: int) -> int:
-        group = request.block_groups[position // self._block_size]
-        return (group * self._planes + depth) * self._block_size + position % self._block_size
+    def _expected(self, batch: ExecutionBatch, item: ScheduledRange, request: RunningRequest, position: int) -> dict[str, int]:
+        expected = self._hidden_rows(batch, item.stage, item.depth, item.embeds, request, position)
+        if batch.loop_count:
+            group = request.block_groups[position // self._block_size]
+            slot = (group * self._planes + item.depth) * self._block_size + position % self._block_size
+            expected.update(positions=position, slots=slot)
+        return expected
 
     def _hidden_rows(
         self, batch: ExecutionBatch, stage: Stage, depth: int, embeds: bool, request: RunningRequest, position: int
@@ -70,9 +79,62 @@ class AddressAudit:
             return {"token_ids": -1, "sampled_rows": request.ring_id, "source_rows": decode_row, "target_rows": -1}
         if stage is Stage.RECURRENT:
             return {"token_ids": -1, "sampled_rows": -1, "source_rows": decode_row, "target_rows": decode_row}
-        if depth + batch.loop_count < self._planes:
-            target = ring_row
-        else:
-            target = decode_row if position == len(request.prompt) - 1 else -1
+        is_last_token = position == len(request.prompt) - 1
+        leaves_loop = depth + batch.loop_count == self._planes
+        target = ring_row if not leaves_loop else decode_row if is_last_token else -1
         token = int(request.prompt[position]) if embeds else -1
         return {"token_ids": token, "sampled_rows": -1, "source_rows": -1 if embeds else ring_row, "target_rows": target}
+
+    def _check_reads(self, batch: ExecutionBatch, host: HostMeta, requests: Mapping[int, RunningRequest]) -> None:
+        """Every row reads the history [0, position] of its own request and plane once, through a table that names its blocks."""
+        work_of: dict[int, list[list[int]]] = {}
+        for work in host.items[: host.header[HEADER_ITEMS]].tolist():
+            for row in range(work[0], work[0] + work[1]):
+                work_of.setdefault(row, []).append(work)
+        combines = {entry[0]: entry for entry in host.combines[: host.header[HEADER_COMBINES]].tolist()}
+        partials: set[int] = set()
+        row = 0
+        for item in batch.ranges:
+            request = requests[item.request_id]
+            table = tuple(self._groups[request.ring_id, : len(request.block_groups)].tolist())
+            if table != request.block_groups:
+                sentence = f"the device's table names groups {table}, admission gave {request.block_groups}"
+                raise self._error(batch, item, item.token_start, sentence)
+            for position in range(item.token_start, item.token_end):
+                works = sorted(work_of.pop(row, []), key=lambda work: work[5])
+                wrong = self._wrong_read(row, position, request.ring_id, item.depth, works, combines.pop(row, None), partials)
+                if wrong is not None:
+                    raise self._error(batch, item, position, wrong)
+                row += 1
+        if work_of or combines:
+            raise AuditError(f"batch {batch.seq}: attention works on rows beyond its {row}")
+
+    def _wrong_read(
+        self, row: int, position: int, ring: int, plane: int, works: list[list[int]], combine: list[int] | None, partials: set[int]
+    ) -> str | None:
+        """What is wrong with the attention of one row, or None.
+
+        Position 700 needs tiles 0 to 10 of 64 keys: one item [0, 11) of all of them, or items [0, 8) and [8, 11) whose partial
+        results, rows that no other result uses, a combine entry of 2 splits joins.
+        """
+        next_tile = 0
+        for first_row, _, first_position, *place, first_tile, end_tile, first_partial in works:
+            found, expected = (first_position + row - first_row, *place, first_tile), (position, ring, plane, next_tile)
+            if found != expected:
+                return f"attention reads (position, ring, plane, tile) {found}, first principles say {expected}"
+            if combine is not None and first_tile * TILE_KEYS <= position:
+                partial = first_partial + row - first_row
+                joined = combine[1] + first_tile // TILES_PER_SPLIT * combine[2]
+                if partial != joined or partial in partials:
+                    return f"tile {first_tile} leaves partial row {partial}, the one combined is {joined}"
+                partials.add(partial)
+            next_tile = end_tile
+        if next_tile * TILE_KEYS <= position:
+            return f"attention reads no more than tiles [0, {next_tile}) of {TILE_KEYS} keys"
+        if combine is None:
+            return f"{len(works)} splits are never combined" if len(works) > 1 else None
+        wanted = position // SPLIT_KEYS + 1
+        return None if combine[3] == wanted else f"{combine[3]} splits are combined, first principles say {wanted}"
+
+    def _error(self, batch: ExecutionBatch, item: ScheduledRange, position: int, sentence: str) -> AuditError:
+        return AuditError(f"batch {batch.seq}, request {item.request_id}, position {position}, depth {item.depth}: {sentence}")

@@ -21,6 +21,8 @@ from policies.core.request import Oracle
 
 SPIN_NS = 200_000
 """Closer to an arrival than this the host spins; sleeping would overshoot."""
+LONGEST_SLEEP_NS = 50_000_000
+"""A waiting host looks up this often, so that Ctrl-C need not wait for the next arrival."""
 
 
 class Observer(Protocol):
@@ -32,7 +34,11 @@ class Observer(Protocol):
 
 
 class DeviceBackend:
-    """Runs `engine` on `runner`. `make_prompt(request_id, prompt_tokens)` gives prompt ids; `roofline` the limit of every batch."""
+    """Runs `engine` on `runner`.
+
+    `make_prompt(request_id, prompt_tokens)` gives prompt ids; `roofline` the limit of every batch (None: not known, logged as 0);
+    `is_stopped` whether the user wants the run to end.
+    """
 
     def __init__(
         self,
@@ -41,8 +47,9 @@ class DeviceBackend:
         timeline: Timeline,
         oracle: Oracle,
         make_prompt: Callable[[int, int], np.ndarray],
-        roofline: Roofline,
+        roofline: Roofline | None,
         observers: tuple[Observer, ...] = (),
+        is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
         self._runner = runner
@@ -51,17 +58,23 @@ class DeviceBackend:
         self._make_prompt = make_prompt
         self._roofline = roofline
         self._observers = observers
+        self._is_stopped = is_stopped
         self._host_ns: dict[int, tuple[int, int]] = {}
         self.tokens: dict[int, list[int]] = {}
         """Output token ids by request, as they were collected."""
 
     def run(self) -> None:
-        """Run to the end. Raises what the engine raises; on any error the device is left to finish what it has."""
+        """Run to the end. Raises what engine and runner raise, and `KeyboardInterrupt` between two steps once the run is stopped.
+
+        After any of them batches may still be on the device: synchronise before their memory is used for something else.
+        """
         loop = self._engine.run()
         asked_ns = self._timeline.now_ns()
         command = next(loop, None)
         while command is not None:
             answered_ns = self._timeline.now_ns()
+            if self._is_stopped():
+                raise KeyboardInterrupt
             if isinstance(command, Submit):
                 event: Event = self._submit(command.batch, answered_ns - asked_ns, answered_ns)
             else:
@@ -84,14 +97,15 @@ class DeviceBackend:
 
     def _wait(self, until_ns: int | None) -> Event:
         runner, timeline = self._runner, self._timeline
-        while True:
+        while not self._is_stopped():
             if runner.oldest_is_done():
                 return self._collect()
             now_ns = timeline.now_ns()
             if until_ns is not None and now_ns >= until_ns:
                 return Tick(now_ns)
             if not runner.launched and until_ns is not None and until_ns - now_ns > SPIN_NS:
-                time.sleep((until_ns - now_ns - SPIN_NS) / 1e9)
+                time.sleep(min(until_ns - now_ns - SPIN_NS, LONGEST_SLEEP_NS) / 1e9)
+        raise KeyboardInterrupt
 
     def _collect(self) -> Completion:
         """The completion of the oldest batch.
@@ -114,5 +128,5 @@ class DeviceBackend:
         for request_id in stops:
             self._runner.forget(request_id)
         select_ns, host_ns = self._host_ns.pop(batch.seq)
-        limit_ns = int(sum(self._roofline.parts(batch)))
+        limit_ns = int(sum(self._roofline.parts(batch))) if self._roofline else 0
         return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns)

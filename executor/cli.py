@@ -2,12 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from executor.errors import RunError
 from policies.config import load_config
 from policies.core.command import OneLineParser, exit_status
-from policies.core.errors import InputError
+from policies.core.errors import InputError, InvariantError, SelectionError
 from policies.grid import load_grid
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -45,7 +47,22 @@ def main(arguments: Sequence[str]) -> int:
             "--no-graphs", action="store_true", help="launch every kernel eagerly instead of replaying CUDA graphs"
         )
     options = parser.parse_args(arguments)
-    return exit_status("executor", lambda: int(options.action(options)))
+    return exit_status("executor", lambda: _guarded(options))
+
+
+def _guarded(options: argparse.Namespace) -> int:
+    """The command's status; whatever it raises becomes one line and status 1 (`python -X dev` shows the traceback)."""
+    try:
+        return int(options.action(options))
+    except (InputError, InvariantError, SelectionError, BrokenPipeError):
+        raise
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        lines = str(error).strip().splitlines()
+        message = lines[0] if lines else ""
+        print(f"executor: {message if isinstance(error, RunError) else f'{type(error).__name__}: {message}'}", file=sys.stderr)
+        return 1
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -59,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     path, summary, _ = execute(session, session.runs[0], options.out, plots=not options.no_plots, audit=options.audit)
     print_table([summary])
     print(f"run directory: {path}", file=sys.stderr)
-    return _status(summary["status"])
+    return _status(summary)
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -74,7 +91,7 @@ def _sweep(options: argparse.Namespace) -> int:
     print_table([summary for _, _, summary in cells])
     files = write_sweep(cells, out)
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
-    return max((_status(summary["status"]) for _, _, summary in cells), default=1)
+    return max((_status(summary) for _, _, summary in cells), default=1)
 
 
 def _diagnose(options: argparse.Namespace) -> int:
@@ -83,7 +100,7 @@ def _diagnose(options: argparse.Namespace) -> int:
     _need_torch()
     from executor.diagnose import diagnose, print_differences
 
-    result = diagnose(config, against, options.device, audit=options.audit)
+    result = diagnose(config, against, options.device, options.out, audit=options.audit)
     print_differences(result)
     return 0 if result.is_identical else 1
 
@@ -112,8 +129,12 @@ def _bench(options: argparse.Namespace) -> int:
     return 0
 
 
-def _status(status: str) -> int:
-    return {"complete": 0, "interrupted": 130}.get(status, 1)
+def _status(summary: Mapping[str, Any]) -> int:
+    """0 for a complete run, 130 for an interrupted one; 1, with a sentence, for one that finished no request."""
+    if summary["status"] == "failed":
+        reasons = "; ".join(f"{count} refused: {reason}" for reason, count in list(summary["refusal_reasons"].items())[:1])
+        print(f"executor: the run failed: {'; '.join([*summary['notes'][-1:], reasons])}", file=sys.stderr)
+    return {"complete": 0, "interrupted": 130}.get(summary["status"], 1)
 
 
 def _need_torch() -> None:

@@ -5,6 +5,7 @@ length: it keeps every hidden state of every prompt position at every depth.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -64,8 +65,11 @@ class Differences:
         return self.tokens_equal and not any(self.between)
 
 
-def diagnose(config: RunConfig, against: RunConfig, device: str, audit: bool = False) -> Differences:
-    """Run both configs on one session and compare all prompt hidden states. The configs may differ in policy and scheduler only."""
+def diagnose(config: RunConfig, against: RunConfig, device: str, out: Path | None = None, audit: bool = False) -> Differences:
+    """Run both configs on one session and compare all prompt hidden states. The configs may differ in policy and scheduler only.
+
+    The run directories are `one` and `other` below `out`, or the default ones.
+    """
     traces = [HiddenTrace(), HiddenTrace()]
     active = traces[0]
 
@@ -74,9 +78,12 @@ def diagnose(config: RunConfig, against: RunConfig, device: str, audit: bool = F
 
     session = Session([config, against], device, use_graphs=False, after_loop=after_loop)
     tokens = []
-    for trace, run in zip(traces, session.runs, strict=True):
+    for name, trace, run in zip(("one", "other"), traces, session.runs, strict=True):
         active = trace
-        tokens.append(execute(session, run, None, plots=False, audit=audit, observers=(trace,))[2])
+        _, summary, found = execute(session, run, out / name if out else None, plots=False, audit=audit, observers=(trace,))
+        if summary["status"] == "interrupted":
+            raise KeyboardInterrupt
+        tokens.append(found)
     shape, weights = session.shape, session.model.weights
     num_loops = shape.num_loops
     between = [0.0] * num_loops
@@ -84,6 +91,8 @@ def diagnose(config: RunConfig, against: RunConfig, device: str, audit: bool = F
     num_positions = 0
     published = dict(named_tensors(shape, weights))
     for request in session.runs[0].workload.requests:
+        if not all(request.request_id in trace.states for trace in traces):
+            continue  # refused
         ids = torch.from_numpy(prompt_ids(config.seed, request.request_id, request.prompt_tokens, shape.vocab_size))
         reference = dense_forward(shape, published, ids.to(session.device))
         num_positions += request.prompt_tokens

@@ -79,9 +79,9 @@ def checksum(values: torch.Tensor) -> torch.Tensor:
     """A 64-bit checksum of the bits of `values` in order, as a scalar int64 tensor on the same device.
 
     Every element's bits are multiplied by a weight that depends on its index and added up modulo 2^64, which no order of addition
-    can change.
+    can change. Weights are odd, so one flipped bit always changes the sum; several do up to a chance of about 2^-64.
     """
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
     bits = values.contiguous().view(-1).view(integer).long()
     weights = torch.arange(len(bits), device=values.device) * MULTIPLIER + INCREMENT
-    return ((bits + 1) * (weights ^ (weights >> 29))).sum()
+    return ((bits + 1) * ((weights ^ (weights >> 29)) | 1)).sum()

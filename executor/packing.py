@@ -29,59 +29,73 @@ class BatchPacker:
 
     def __init__(self, packer: Packer, pools: Pools, num_loops: int) -> None:
         self._packer = packer
-        self._pools = pools
+        self._rows_per_ring = pools.rows_per_ring
+        self._decode_offset = pools.ring_rows
         self._num_loops = num_loops
 
     def pack(self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]) -> PackedBatch:
         """Fill `host` for `batch`; rows lie in batch order.
 
-        A prompt range that ends its last depth leaves no hidden rows but the last prompt token's, which CODA reads from the
-        request's decode row.
+        Where no depth runs nothing has a K/V address, so only tokens, sources and targets are filled in and copied.
         """
-        pools = self._pools
-        segments = np.empty((len(batch.ranges), 6), dtype=np.int64)
-        embedded: list[tuple[int, np.ndarray]] = []
-        sampled: list[tuple[int, int]] = []
-        kept: list[tuple[int, int]] = []
+        if batch.loop_count:
+            return self._pack_depths(host, batch, requests)
+        for field in (host.token_ids, host.sampled_rows, host.source_rows, host.target_rows):
+            field.fill(-1)
+        if batch.stage is Stage.PREFILLING_PRELUDE:
+            self._pack_staging(host, batch, requests)
+        else:
+            rings = np.array([requests[item.request_id].ring_id for item in batch.ranges])
+            host.sampled_rows[: batch.rows] = rings
+            ends = host.target_rows if batch.stage is Stage.PRELUDE else host.source_rows
+            ends[: batch.rows] = rings * self._rows_per_ring + self._decode_offset
+        return PackedBatch(batch.rows, 0, host.layout.combine_offset)
+
+    def _pack_staging(self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]) -> None:
+        """Prompt tokens to their places in the hidden rings."""
         row = 0
-        for at, item in enumerate(batch.ranges):
-            request = requests[item.request_id]
+        for item in batch.ranges:
+            request, end = requests[item.request_id], row + item.token_count
+            first = self._prompt_row(request.ring_id, item)
+            host.token_ids[row:end] = request.prompt[item.token_start : item.token_end]
+            host.target_rows[row:end] = np.arange(first, first + item.token_count)
+            row = end
+
+    def _pack_depths(self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]) -> PackedBatch:
+        """A prompt range that ends its last depth leaves no hidden rows but the last prompt token's, which CODA reads from the
+        request's decode row."""
+        columns: list[int] = []
+        embedded: list[tuple[int, np.ndarray]] = []
+        kept: list[tuple[int, int]] = []
+        last_start = self._num_loops - batch.loop_count
+        row = 0
+        for item in batch.ranges:
+            request_id, stage, depth, start, count = item[:5]
+            request = requests[request_id]
             ring_id = request.ring_id
-            source = target = -1
-            if item.stage in PROMPT_STAGES:
-                first = self.prompt_row(ring_id, item)
-                source = -1 if item.embeds else first
-                if item.depth + batch.loop_count < self._num_loops:
-                    target = first
-                elif item.token_end == len(request.prompt):
-                    kept.append((row + item.token_count - 1, pools.decode_row(ring_id)))
+            decode_row = ring_id * self._rows_per_ring + self._decode_offset
+            if stage in PROMPT_STAGES:
+                first = self._prompt_row(ring_id, item)
+                target = first if depth < last_start else -1
+                if target < 0 and start + count == len(request.prompt):
+                    kept.append((row + count - 1, decode_row))
                 if item.embeds:
-                    embedded.append((row, request.prompt[item.token_start : item.token_end]))
+                    embedded.append((row, request.prompt[start : start + count]))
+                    first = -1
+                columns += (ring_id, depth, start, count, first, target)
             else:
-                decode_row = pools.decode_row(ring_id)
-                if item.stage is Stage.PRELUDE:
-                    sampled.append((row, ring_id))
-                    target = decode_row
-                else:
-                    source = decode_row
-                    if item.stage is Stage.RECURRENT:
-                        target = decode_row
-                    else:
-                        sampled.append((row, ring_id))
-            segments[at] = (ring_id, item.depth, item.token_start, item.token_count, source, target)
-            row += item.token_count
-        packed = self._packer.pack(host, segments)
+                columns += (ring_id, depth, start, 1, decode_row, decode_row)
+            row += count
+        packed = self._packer.pack(host, np.array(columns, dtype=np.int64).reshape(-1, 6))
         for first, tokens in embedded:
             host.token_ids[first : first + len(tokens)] = tokens
-        for first, ring_id in sampled:
-            host.sampled_rows[first] = ring_id
-        for first, decode_row in kept:
-            host.target_rows[first] = decode_row
+        for at, decode_row in kept:
+            host.target_rows[at] = decode_row
         return packed
 
-    def prompt_row(self, ring_id: int, item: ScheduledRange) -> int:
+    def _prompt_row(self, ring_id: int, item: ScheduledRange) -> int:
         """Hidden row of a prompt range's first token: `prefill_hidden_row_offset`, or its place in the chunk when that is None."""
         hidden_row_offset = item.prefill_hidden_row_offset
         if hidden_row_offset is None:
             hidden_row_offset = item.token_start - item.chunk_start
-        return self._pools.first_row(ring_id) + hidden_row_offset
+        return ring_id * self._rows_per_ring + hidden_row_offset

@@ -21,11 +21,16 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Tensors that outlive a batch, and the host's copy of the block-group table."""
+    """Tensors that outlive a batch, and the host's copy of the block-group table.
+
+    `host_groups` is numpy's view of `staged_groups`, which is pinned on CUDA. A row of it is rewritten when its ring has a new
+    owner, which is after every batch of the old one was collected: the copy that read the row has long run.
+    """
 
     kv: KVPools
     hidden: torch.Tensor  # [num_rings * rows_per_ring, hidden]
     sampled: torch.Tensor  # [num_rings + 1] int32, the last token of every ring; the extra entry takes padding rows' tokens
+    staged_groups: torch.Tensor  # [num_rings, groups_per_ring] int32, on the host
     host_groups: np.ndarray  # [num_rings, groups_per_ring] int32
     ring_rows: int
 
@@ -41,17 +46,22 @@ class Pools:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "Pools":
-        """`ring_rows` are the prompt rows of one ring; `num_blocks` counts blocks of all planes. Raises `InputError` without room."""
+        """`ring_rows` are the prompt rows of one ring; `num_blocks` counts blocks of all planes.
+
+        Raises `InputError` without room.
+        """
         groups_per_ring = -(-max_positions // block_size)
         kv_bytes = num_blocks * KVPools.block_bytes(shape, block_size, dtype)
         hidden_bytes = num_rings * (ring_rows + 1) * shape.hidden_size * dtype.itemsize
         check_memory(device, kv_bytes + hidden_bytes, f"a KV pool of {num_blocks} blocks and {num_rings} hidden rings")
         kv = KVPools.allocate(shape, num_blocks, block_size, shape.num_loops, num_rings, groups_per_ring, dtype, device)
+        staged_groups = torch.zeros((num_rings, groups_per_ring), dtype=torch.int32, pin_memory=device.type == "cuda")
         return cls(
             kv=kv,
             hidden=torch.zeros((num_rings * (ring_rows + 1), shape.hidden_size), dtype=dtype, device=device),
             sampled=torch.zeros(num_rings + 1, dtype=torch.int32, device=device),
-            host_groups=np.zeros((num_rings, groups_per_ring), dtype=np.int32),
+            staged_groups=staged_groups,
+            host_groups=staged_groups.numpy(),
             ring_rows=ring_rows,
         )
 
@@ -69,12 +79,9 @@ class Pools:
 
     def admit(self, allocation: Allocation) -> None:
         """Write the block groups of a newly admitted request into its ring's row of the table, on both sides."""
-        groups = np.asarray(allocation.block_groups, dtype=np.int32)
-        self.host_groups[allocation.ring_id, : len(groups)] = groups
-        row = torch.from_numpy(groups)
-        if self.kv.groups.is_cuda:
-            row = row.pin_memory()
-        self.kv.groups[allocation.ring_id, : len(groups)].copy_(row, non_blocking=True)
+        ring_id, count = allocation.ring_id, len(allocation.block_groups)
+        self.host_groups[ring_id, :count] = allocation.block_groups
+        self.kv.groups[ring_id, :count].copy_(self.staged_groups[ring_id, :count], non_blocking=True)
 
 
 def blocks_that_fit(

@@ -38,14 +38,16 @@ class Comparison:
 def preserve(
     grid: Sequence[tuple[dict[str, Any], RunConfig]], device: str, out: Path, *, use_graphs: bool = True, audit: bool = False
 ) -> list[Comparison]:
-    """Run every cell of `grid` (same model, seed and workload) and compare each with the first."""
+    """Run every cell of `grid` (same model, seed and workload) and compare each with the first. Ctrl-C ends all of it."""
     session = Session([config for _, config in grid], device, use_graphs=use_graphs)
     results = []
     reference: tuple[dict[int, list[int]], dict[int, Fingerprint]] | None = None
     for (axes, _), run in zip(grid, session.runs, strict=True):
         fingerprints = Fingerprints(session.pools)
         name = RunIdentity.from_config(run.config.resolved, "executor", session.shape.num_loops).directory_name
-        _, _, tokens = execute(session, run, out / name, plots=False, audit=audit, fingerprints=fingerprints)
+        _, summary, tokens = execute(session, run, out / name, plots=False, audit=audit, fingerprints=fingerprints)
+        if summary["status"] == "interrupted":
+            raise KeyboardInterrupt
         found = (tokens, fingerprints.finish())
         reference = reference or found
         label = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in axes.items())

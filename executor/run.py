@@ -1,8 +1,13 @@
 """One run on a session: the shared engine over the real device, and a run directory like the simulator's."""
 
 import csv
+import gc
 import platform
 import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,9 @@ import torch
 
 from executor.audit import AddressAudit
 from executor.backend import DeviceBackend, Observer
+from executor.errors import RunError
 from executor.fingerprint import Fingerprints
+from executor.interrupt import CtrlC
 from executor.progress import RunProgress
 from executor.prompts import prompt_ids
 from executor.runner import Runner
@@ -29,6 +36,20 @@ from results.rundir import RunDirectory
 TOKENS = "tokens.csv"
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended; `error` is what stopped one that failed."""
+
+    status: RunStatus
+    error: Exception | None = None
+
+    def as_summary(self) -> dict[str, Any]:
+        """The keys that a failed run adds to its summary."""
+        if self.error is None:
+            return {}
+        return {"error": one_line(self.error), "traceback": traceback.format_exception(self.error)}
+
+
 def execute(
     session: Session,
     run: PlannedRun,
@@ -41,81 +62,113 @@ def execute(
 ) -> tuple[Path, dict[str, Any], dict[int, list[int]]]:
     """Run, write the run directory, return where it is, its summary and the output token ids by request.
 
-    Ctrl-C ends the run as `interrupted` after the device has finished what it was given. Raises what the engine raises when an
-    invariant breaks and `AuditError` when `audit` finds a wrong address.
+    Ctrl-C ends the run as `interrupted`. Anything that goes wrong ends it as `failed` and raises `RunError`: a kernel, a broken
+    invariant, a wrong address under `audit`. Either way the device finishes what it was given, and what was collected until then is
+    in the directory. Raises `InputError` before there is a directory when policy, model and cache do not go together.
     """
-    config, workload, shape = run.config, run.workload, session.model.shape
+    config, workload, shape = run.config, run.workload, run.shape(session.shape)
+    scheduler = Scheduler(config.policy, shape, config.scheduler, config.cache)
     identity = RunIdentity.from_config(config.resolved, "executor", shape.num_loops, device=session.card)
-    address_audit = (
-        AddressAudit(
-            shape.num_loops,
-            config.cache.block_size,
-            config.scheduler.chunk_tokens,
-            config.policy.resident_chunks(shape.num_loops),
-            session.pools.ring_rows,
-        )
-        if audit
-        else None
-    )
+    address_audit = make_audit(session, run) if audit else None
     with RunDirectory.create(config.resolved, identity, out) as directory:
-        scheduler = Scheduler(config.policy, run.shape(shape), config.scheduler, config.cache)
+        (directory.path / TOKENS).unlink(missing_ok=True)
         log = RunLog(directory.batches)
         engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log)
         session.warm_up(min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens))
         before = session.programs.counters()
-        timeline = make_timeline(session.device)
-        runner = Runner(session.model, session.pools, session.programs, timeline, config.seed, address_audit)
-        if fingerprints is not None:
-            fingerprints.attach(runner)
-            observers = (*observers, fingerprints)
-        with RunProgress(len(workload.requests), identity.directory_name) as progress:
+        with RunProgress(len(workload.requests), identity.directory_name) as progress, CtrlC() as ctrl_c, few_collections():
+            timeline = make_timeline(session.device)
+            runner = Runner(session.model, session.pools, session.programs, timeline, config.seed, address_audit)
+            if fingerprints is not None:
+                fingerprints.attach(runner)
+                observers = (*observers, fingerprints)
             backend = DeviceBackend(
                 engine,
                 runner,
                 timeline,
                 workload.oracle,
                 lambda request_id, count: prompt_ids(config.seed, request_id, count, shape.vocab_size),
-                Roofline(shape, session.facts),
+                Roofline(session.shape, session.facts) if session.facts else None,
                 (progress, *observers),
+                lambda: ctrl_c.is_pressed,
             )
-            status = run_to_end(backend)
-        session.synchronize()
+            ending = run_to_end(backend.run, session.synchronize)
         write_tokens(directory.path / TOKENS, backend.tokens)
-        counters = {name: value - before[name] for name, value in session.programs.counters().items()}
         summary = write_outputs(
             directory,
             log,
             scheduler,
             identity,
             config=config.resolved,
-            status=status,
+            status=ending.status,
             plots=plots,
             trace=plots,
             skipped_rows=workload.skipped_rows,
             notes=(*session.notes, *workload.notes),
             extra={
                 "output_token_sha256": tokens_sha256(backend.tokens),
-                "card": session.card,
-                "limit_ceilings": session.facts.source,
+                **session.facts_for_summary(),
                 "versions": versions(),
-                "dtype": str(session.dtype).removeprefix("torch."),
-                "cuda_graphs": session.uses_graphs,
-                **counters,
+                **{name: value - before[name] for name, value in session.programs.counters().items()},
                 "padded_row_fraction": runner.padded_row_fraction(),
                 "audited_rows": address_audit.rows_checked if address_audit else None,
+                **ending.as_summary(),
             },
         )
+    if ending.error is not None:
+        where = f"after {log.totals.num_batches} batches; what had finished is in {directory.path}, marked failed"
+        raise RunError(f"the run failed {where}: {one_line(ending.error)}") from ending.error
     return directory.path, summary, backend.tokens
 
 
-def run_to_end(backend: DeviceBackend) -> RunStatus:
-    """`complete`, or `interrupted` when Ctrl-C came first."""
+def make_audit(session: Session, run: PlannedRun) -> AddressAudit:
+    """The audit of one run: it knows the run's chunks and the session's rings and tables."""
+    config, num_loops = run.config, session.shape.num_loops
+    return AddressAudit(
+        num_loops,
+        config.cache.block_size,
+        config.scheduler.chunk_tokens,
+        config.policy.resident_chunks(num_loops),
+        session.pools.ring_rows,
+        session.pools.kv.groups,
+    )
+
+
+def run_to_end(run: Callable[[], None], synchronize: Callable[[], None]) -> Ending:
+    """Call `run`, then wait for the device: `complete`, `interrupted` when Ctrl-C came first, or `failed` with the first error.
+
+    A kernel or the driver may raise anything, at once or when the device is waited for; whatever it is, what had finished is kept.
+    """
+    ending = Ending("complete")
     try:
-        backend.run()
+        run()
     except KeyboardInterrupt:
         print("interrupted: writing what was run until now", file=sys.stderr)
-        return "interrupted"
-    return "complete"
+        ending = Ending("interrupted")
+    except Exception as error:
+        ending = Ending("failed", error)
+    try:
+        synchronize()
+    except Exception as error:
+        ending = Ending("failed", ending.error or error)
+    return ending
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Keep the garbage collector from walking what exists already: torch's half a million objects take it 0.1 s in mid-run."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def one_line(error: BaseException) -> str:
+    """`TypeOfError: first line of its message`."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def write_tokens(path: Path, tokens: dict[int, list[int]]) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +22,8 @@ from executor.programs import Programs
 from policies.config import RunConfig, locate
 from policies.core.errors import InputError
 from policies.core.limit import DeviceFacts
-from policies.core.model import ModelShape
+from policies.core.model import SHIPPED_MODELS, ModelShape
+from policies.core.scheduler import Scheduler
 from policies.devices import device_facts, facts_of_card
 from workloads.spec import WorkloadSpec, parse_workload
 from workloads.workload import Workload, load_workload
@@ -43,6 +44,10 @@ class PlannedRun:
         limit = self.workload.max_context
         return shape if limit is None else dataclasses.replace(shape, max_context_tokens=min(limit, shape.max_context_tokens))
 
+    def with_blocks(self, default: int) -> "PlannedRun":
+        """The same with `cache.num_blocks` set: to `default` where the config leaves it open."""
+        return dataclasses.replace(self, config=self.config.with_blocks(self.config.cache.num_blocks or default))
+
 
 class Session:
     """Loads `configs` onto `device` ("cuda" or "cpu"). Raises `InputError` before memory is taken where it can."""
@@ -56,48 +61,47 @@ class Session:
         dtype: torch.dtype | None = None,
         after_loop: Callable[[int, torch.Tensor], None] | None = None,
     ) -> None:
+        check_alike(configs)
         first = configs[0]
-        if any(config.model != first.model or config.seed != first.seed or config.sampling != first.sampling for config in configs):
-            raise InputError("model, seed and sampling must be the same for all runs of one executor session")
-        if len({config.cache.block_size for config in configs}) > 1:
-            raise InputError("cache.block_size must be the same for all runs of one executor session")
         self.notes = list(prepare_environment())
-        source = resolve_model(str(locate(first.model, first.base_dir)) if "/" in first.model else first.model)
+        source = resolve_model(local_or_name(first))
         self.seed = first.seed
-        shape = source.shape
         self.device = resolve_device(device)
         self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
-        self.shape = dataclasses.replace(shape, dtype_bytes=self.dtype.itemsize)
-        specs = [parse_workload(config.workload, config.where) for config in configs]
-        workloads: dict[WorkloadSpec, Workload] = {}
-        for config, spec in zip(configs, specs, strict=True):
-            config.policy.check(self.shape, config.scheduler, config.cache)
-            if spec not in workloads:
-                workloads[spec] = load_workload(spec, config.seed, config.base_dir)
-        runs = [PlannedRun(config, workloads[spec]) for config, spec in zip(configs, specs, strict=True)]
-        max_positions = max(_max_positions(run.workload, self.shape) for run in runs)
-        check_memory(self.device, weight_bytes(self.shape, self.dtype), f"the weights of {self.shape.name}")
-        weights = self._load(source.checkpoint, shape)
+        self.shape = dataclasses.replace(source.shape, dtype_bytes=self.dtype.itemsize)
+        self.checkpoint = source.checkpoint
+        self.uses_graphs = use_graphs and self.device.type == "cuda"
+        runs = plan_runs(configs, self.shape)
+        max_positions = max(_max_positions(run.workload, run.shape(self.shape)) for run in runs)
         num_rings = max(config.scheduler.max_num_seqs for config in configs)
         block_size = first.cache.block_size
-        default_blocks = blocks_that_fit(self.shape, block_size, num_rings, max_positions, self.dtype, self.device)
-        self.runs = [
-            dataclasses.replace(run, config=run.config.with_blocks(run.config.cache.num_blocks or default_blocks)) for run in runs
-        ]
-        max_rows = max(config.scheduler.max_num_batched_tokens for config in configs)
-        self.model = LoopedModel.assemble(self.shape, weights, select_ops(self.shape, MAX_PARTIALS, self.device), max_positions)
-        self.pools = Pools.allocate(
-            self.shape,
-            max(run.config.cache.num_blocks or 0 for run in self.runs),
-            block_size,
-            num_rings,
-            max(config.scheduler.chunk_tokens * config.policy.resident_chunks(self.shape.num_loops) for config in configs),
-            max_positions,
-            self.dtype,
-            self.device,
-        )
-        self.uses_graphs = use_graphs and self.device.type == "cuda"
-        self.programs = Programs(self.model, self.pools, max_rows, num_rings, first.sampling, self.uses_graphs, after_loop)
+        enough = num_rings * self.shape.num_loops * -(-max_positions // block_size)
+        for run in runs:
+            check_some_request_fits(run.with_blocks(enough), self.shape)
+        check_memory(self.device, weight_bytes(self.shape, self.dtype), f"the weights of {self.shape.name}")
+        try:
+            weights = self._load(source.shape)
+            default_blocks = blocks_that_fit(self.shape, block_size, num_rings, max_positions, self.dtype, self.device)
+            self.runs = [run.with_blocks(default_blocks) for run in runs]
+            for run in self.runs:
+                check_some_request_fits(run, self.shape)
+            self.model = LoopedModel.assemble(self.shape, weights, select_ops(self.shape, MAX_PARTIALS, self.device), max_positions)
+            self.pools = Pools.allocate(
+                self.shape,
+                max(run.config.cache.num_blocks or 0 for run in self.runs),
+                block_size,
+                num_rings,
+                max(config.scheduler.chunk_tokens * config.policy.resident_chunks(self.shape.num_loops) for config in configs),
+                max_positions,
+                self.dtype,
+                self.device,
+            )
+            max_rows = max(config.scheduler.max_num_batched_tokens for config in configs)
+            self.programs = Programs(self.model, self.pools, max_rows, num_rings, first.sampling, self.uses_graphs, after_loop)
+        except torch.OutOfMemoryError as error:
+            found = str(error).split(". Of the allocated")[0]
+            knobs = "cache.num_blocks, scheduler.max_num_seqs or scheduler.max_num_batched_tokens"
+            raise InputError(f"--device {device}: {found}; lower {knobs}") from None
 
     @property
     def card(self) -> str:
@@ -105,14 +109,26 @@ class Session:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
 
     @property
-    def facts(self) -> DeviceFacts:
-        """Ceilings of the device; of an unknown card those of `cpu`, which is said in the notes of a run."""
-        return facts_of_card(self.card) or device_facts("cpu")
+    def facts(self) -> DeviceFacts | None:
+        """Ceilings of the device, None of a card that the catalogue does not know. A CPU has those of the entry `cpu`."""
+        return facts_of_card(self.card) if self.device.type == "cuda" else device_facts("cpu")
 
-    def _load(self, checkpoint: Path | None, stored: ModelShape) -> Weights:
-        if checkpoint is None:
+    def facts_for_summary(self) -> dict[str, Any]:
+        """What a run's figures depend on beside its config, as keys of its summary."""
+        facts = self.facts
+        unknown = f"none: the catalogue has no card {self.card!r}, so batches have no limit"
+        return {
+            "card": self.card,
+            "limit_ceilings": facts.source if facts else unknown,
+            "weights": str(self.checkpoint) if self.checkpoint else f"random, seed {self.seed}",
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "cuda_graphs": self.uses_graphs,
+        }
+
+    def _load(self, stored: ModelShape) -> Weights:
+        if self.checkpoint is None:
             return random_weights(self.shape, self.seed, self.dtype, self.device)
-        return load_checkpoint(checkpoint, stored, self.dtype, self.device)
+        return load_checkpoint(self.checkpoint, stored, self.dtype, self.device)
 
     def warm_up(self, longest_range: int) -> None:
         """Compile and capture what batches will need, outside any measured time: every bucket, for one and for all loops."""
@@ -121,6 +137,48 @@ class Session:
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def check_alike(configs: Sequence[RunConfig]) -> None:
+    """Raise `InputError` unless all runs can share one loaded model: same model, seed, sampling and block size."""
+    for key, of in (
+        ("model", lambda config: config.model),
+        ("seed", lambda config: config.seed),
+        ("sampling", lambda config: config.sampling),
+        ("cache.block_size", lambda config: config.cache.block_size),
+    ):
+        values = list(dict.fromkeys(map(of, configs)))
+        if len(values) > 1:
+            raise InputError(f"{configs[0].where}: {key}: {values[0]} and {values[1]}, expected one for all runs on a loaded model")
+
+
+def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRun]:
+    """Every config with its workload; equal workloads are loaded once. Raises `InputError`."""
+    workloads: dict[WorkloadSpec, Workload] = {}
+    runs = []
+    for config in configs:
+        config.policy.check(shape, config.scheduler, config.cache)
+        spec = parse_workload(config.workload, config.where)
+        if spec not in workloads:
+            workloads[spec] = load_workload(spec, config.seed, config.base_dir)
+        runs.append(PlannedRun(config, workloads[spec]))
+    return runs
+
+
+def local_or_name(config: RunConfig) -> str:
+    """`config.model` as `resolve_model` takes it: a shipped name or hub id as it is, a path beside the config file made whole."""
+    path = locate(config.model, config.base_dir)
+    return str(path) if config.model not in SHIPPED_MODELS and path.exists() else config.model
+
+
+def check_some_request_fits(run: PlannedRun, shape: ModelShape) -> None:
+    """Raise `InputError` when context or KV pool refuse every request of `run`: it would end without having shown anything."""
+    config = run.config
+    scheduler = Scheduler(config.policy, run.shape(shape), config.scheduler, config.cache)
+    refusals = ((request.request_id, scheduler.refusal(request)) for request in run.workload.requests)
+    request_id, reason = next(refusals)
+    if reason is not None and all(other is not None for _, other in refusals):
+        raise InputError(f"{config.where}: none of {len(run.workload.requests)} requests can run; request {request_id}: {reason}")
 
 
 def _max_positions(workload: Workload, shape: ModelShape) -> int:

@@ -1,6 +1,7 @@
 """A grid of runs on one loaded model, one after another: a device runs one thing at a time. Finished cells are not run again."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ Cell = tuple[dict[str, Any], Path, dict[str, Any]]
 def run_grid(
     grid: Sequence[tuple[dict[str, Any], RunConfig]], device: str, out: Path, *, use_graphs: bool = True, audit: bool = False
 ) -> list[Cell]:
-    """(axes, run directory, summary) of every cell, in order. A cell interrupted by Ctrl-C is the last one."""
+    """(axes, run directory, summary) of every cell, in order. A cell interrupted by Ctrl-C is the last one.
+
+    Every cell is checked before the first runs. A cell that fails ends the sweep with its error; finished ones stay, and the next
+    call goes on from there.
+    """
     places = [
         out / "cells" / RunIdentity.from_config(config.resolved, "executor", 0, device=device).directory_name for _, config in grid
     ]
@@ -25,6 +30,8 @@ def run_grid(
     todo = [config for (_, config), summary in zip(grid, done, strict=True) if summary is None]
     session = Session(todo, device, use_graphs=use_graphs) if todo else None
     runs = iter(session.runs) if session else iter(())
+    if len(todo) < len(grid):
+        print(f"{len(grid) - len(todo)} of {len(grid)} cells are finished already", file=sys.stderr)
     cells: list[Cell] = []
     for (axes, _), place, summary in zip(grid, places, done, strict=True):
         if summary is None:

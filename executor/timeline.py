@@ -27,7 +27,7 @@ class Timeline(Protocol):
     def mark(self) -> Mark: ...
 
     def time_of(self, mark: Mark) -> int:
-        """When the device passed `mark`; only for marks that `query` answers True, in the order they were made."""
+        """When the device passed `mark`: once for each mark, only when it has been passed, in the order they were made."""
         ...
 
 
@@ -60,11 +60,36 @@ REBASE_NS = 1_000_000_000
 """Event differences come as float32 milliseconds, exact to 60 ns over one second; a longer stretch starts from a newer event."""
 
 
+class CudaMark:
+    """A device event, and the latest time of the host's clock at which the device was known not to have passed it."""
+
+    __slots__ = ("_clock", "event", "not_passed_ns")
+
+    def __init__(self, event: torch.cuda.Event, clock: "CudaTimeline") -> None:
+        self.event = event
+        self._clock = clock
+        self.not_passed_ns = clock.now_ns()
+        event.record()
+
+    def query(self) -> bool:
+        asked_ns = self._clock.now_ns()
+        if self.event.query():
+            return True
+        self.not_passed_ns = asked_ns
+        return False
+
+
 class CudaTimeline:
-    """Device events related to the host's clock once, at the start, by an event recorded on an idle device."""
+    """Device events on the host's clock.
+
+    They are related once, at the start, by an event recorded on an idle device. The device's clock runs at a rate of its own (20
+    parts in a million are a batch's length after one minute), so every time read is held between what the host knows: after the
+    last moment at which the event had not been passed, and before now. A correction stays for all later times.
+    """
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
+        self._spare: list[torch.cuda.Event] = []
         self._base = torch.cuda.Event(enable_timing=True)
         self._base.record()
         self._base.synchronize()
@@ -74,16 +99,19 @@ class CudaTimeline:
     def now_ns(self) -> int:
         return time.perf_counter_ns() - self._start_ns
 
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    def mark(self) -> CudaMark:
+        return CudaMark(self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True), self)
 
     def time_of(self, mark: Mark) -> int:
-        assert isinstance(mark, torch.cuda.Event)
-        at_ns = self._base_ns + round(self._base.elapsed_time(mark) * 1e6)
+        """When the device passed `mark`, which must not be used again: its event becomes another mark's."""
+        assert isinstance(mark, CudaMark)
+        read_ns = self._base_ns + round(self._base.elapsed_time(mark.event) * 1e6)
+        at_ns = min(max(read_ns, mark.not_passed_ns), self.now_ns())
+        self._base_ns += at_ns - read_ns
+        free = mark.event
         if at_ns - self._base_ns > REBASE_NS:
-            self._base, self._base_ns = mark, at_ns
+            free, self._base, self._base_ns = self._base, mark.event, at_ns
+        self._spare.append(free)
         return at_ns
 
 

@@ -1,0 +1,85 @@
+"""Small real runs for the tests of `executor`: ouro-tiny on a CPU, one thread, all in this process."""
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from log_checker import Rules
+
+from executor.fingerprint import Fingerprint, Fingerprints
+from executor.preserve import Comparison, compare
+from executor.run import execute
+from executor.session import PlannedRun, Session
+from policies.config import RunConfig, apply_overrides, parse_config
+
+torch.set_num_threads(1)
+
+BASE: dict[str, Any] = {
+    "model": "ouro-tiny",
+    "policy": "wcpb",
+    "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 96, "prefill_chunk_size": 16},
+    "workload": {"kind": "synthetic", "num_requests": 4, "prompt_tokens": [37, 5, 70, 1], "output_tokens": [4, 2, 5]},
+    "seed": 0,
+}
+
+
+def config_of(*overrides: str, base: dict[str, Any] = BASE) -> RunConfig:
+    """`base` with `a.b=c` overrides, as the command line gives them."""
+    return parse_config(apply_overrides(base, overrides), Path("."), "test.yaml")
+
+
+def session_of(*configs: RunConfig, **options: Any) -> Session:
+    return Session(configs or (config_of(),), "cpu", **options)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run left: its directory, summary, tokens and fingerprints."""
+
+    path: Path
+    summary: dict[str, Any]
+    tokens: dict[int, list[int]]
+    fingerprints: dict[int, Fingerprint]
+
+    def text(self, name: str) -> str:
+        return (self.path / name).read_text()
+
+    def against(self, expected: "Done") -> Comparison:
+        return compare("run", (expected.tokens, expected.fingerprints), (self.tokens, self.fingerprints))
+
+
+def run_on(session: Session, out: Path, run: PlannedRun | None = None, **options: Any) -> Done:
+    """Execute `run` (the session's first) under fingerprints and, unless told otherwise, the address audit."""
+    fingerprints = Fingerprints(session.pools)
+    found = execute(session, run or session.runs[0], out, plots=False, fingerprints=fingerprints, **({"audit": True} | options))
+    return Done(*found, fingerprints.finish())
+
+
+def rules_of(session: Session, run: PlannedRun, **changes: Any) -> Rules:
+    """What the log checker must know of `run`. Real time passes between an event and the next, so times are not exact."""
+    config, num_loops = run.config, session.shape.num_loops
+    assert config.cache.num_blocks is not None
+    rules: dict[str, Any] = {
+        "num_loops": num_loops,
+        "max_num_seqs": config.scheduler.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+        "chunk_tokens": config.scheduler.chunk_tokens,
+        "inflight": config.scheduler.inflight,
+        "resident_chunks": config.policy.resident_chunks(num_loops),
+        "num_groups": config.cache.num_blocks // num_loops,
+        "block_size": config.cache.block_size,
+        "max_context_tokens": run.shape(session.shape).max_context_tokens,
+        "concurrency": run.workload.concurrency,
+        "has_exact_times": False,
+        "outputs": {item.request_id: run.workload.oracle.output_tokens(item.request_id) for item in run.workload.requests},
+    }
+    return Rules(**(rules | changes))
+
+
+def delivered(done: Done) -> dict[int, int]:
+    """Output tokens of every request that got one, as `requests.csv` has them."""
+    lines = csv.DictReader(io.StringIO(done.text("requests.csv")))
+    return {int(line["request_id"]): int(line["output_tokens"]) for line in lines if int(line["output_tokens"])}

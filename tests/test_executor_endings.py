@@ -1,0 +1,155 @@
+"""Runs that do not complete: what stops them, how they say so, and that what had finished is on disk and true."""
+
+import csv
+import io
+import signal
+from pathlib import Path
+
+import pytest
+from log_checker import parse_batches
+
+torch = pytest.importorskip("torch", reason="needs torch")
+
+from executor_runs import config_of, delivered, run_on, session_of  # noqa: E402
+
+from executor.errors import RunError  # noqa: E402
+from executor.kernels.meta import HostMeta  # noqa: E402
+from executor.packing import BatchPacker  # noqa: E402
+from executor.programs import Programs  # noqa: E402
+from executor.runner import Launched  # noqa: E402
+from executor.session import Session  # noqa: E402
+from policies.core.batch import ExecutionBatch  # noqa: E402
+from results.load import load_run  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    return session_of()
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the `number`th batch raise as a kernel would."""
+    real, calls = Programs.run, iter(range(10_000))
+
+    def run(self: Programs, *arguments: object) -> None:
+        if next(calls) == number:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later")
+        real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Programs, "run", run)
+
+
+def test_an_error_in_mid_run_leaves_what_had_finished_marked_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of()
+    expected = run_on(session, tmp_path / "whole")
+    with monkeypatch.context() as broken:
+        fail_at(broken, 20)
+        waits = []
+        broken.setattr(session, "synchronize", lambda: waits.append(1))
+        with pytest.raises(
+            RunError, match=r"after \d+ batches; what had finished is in .*/run, marked failed: RuntimeError: CUDA error"
+        ):
+            run_on(session, tmp_path / "run")
+        assert waits
+    summary = load_run(tmp_path / "run").summary
+    assert summary["status"] == "failed"
+    assert summary["error"] == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert "test_executor_endings.py" in "".join(summary["traceback"])
+    batches = parse_batches((tmp_path / "run" / "batches.csv").read_text())
+    assert 18 <= len(batches) == summary["num_batches"] <= 20
+    tokens = csv.DictReader(io.StringIO((tmp_path / "run" / "tokens.csv").read_text()))
+    found = {int(line["request_id"]): list(map(int, line["token_ids"].split())) for line in tokens}
+    assert found
+    assert all(expected.tokens[key][: len(ids)] == ids for key, ids in found.items())
+    assert run_on(session, tmp_path / "again").against(expected).is_identical
+
+
+def test_an_error_that_only_the_device_reports_at_the_end_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = session_of()
+
+    def broken() -> None:
+        raise RuntimeError("device-side assert triggered")
+
+    monkeypatch.setattr(session, "synchronize", broken)
+    with pytest.raises(RunError, match="RuntimeError: device-side assert triggered"):
+        run_on(session, tmp_path / "run")
+    assert load_run(tmp_path / "run").summary["status"] == "failed"
+
+
+def test_the_audit_stops_a_run_at_an_injected_wrong_slot(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = BatchPacker.pack
+
+    def pack(self: BatchPacker, host: HostMeta, batch: ExecutionBatch, requests: object) -> object:
+        packed = real(self, host, batch, requests)  # type: ignore[arg-type]
+        if batch.loop_count and batch.seq > 5:
+            host.slots[0] += 1
+        return packed
+
+    monkeypatch.setattr(BatchPacker, "pack", pack)
+    with pytest.raises(
+        RunError, match=r"AuditError: batch \d+, request \d+, position \d+, depth \d: slots is \d+, first principles say"
+    ):
+        run_on(session, tmp_path / "run")
+    assert run_on(session, tmp_path / "blind", audit=False).summary["status"] == "complete"
+
+
+class Press:
+    """An observer that presses Ctrl-C when batch `seq` is launched."""
+
+    def __init__(self, seq: int, times: int = 1) -> None:
+        self.seq, self.times = seq, times
+        self.seen: list[int] = []
+
+    def launching(self, batch: ExecutionBatch) -> None:
+        self.seen.append(batch.seq)
+        if batch.seq == self.seq:
+            for _ in range(self.times):
+                signal.raise_signal(signal.SIGINT)
+
+    def collected(self, launched: Launched, stops: frozenset[int]) -> None:
+        pass
+
+
+def test_ctrl_c_ends_a_run_between_two_steps_and_keeps_what_had_finished(
+    session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = run_on(session, tmp_path / "whole")
+    handler = signal.getsignal(signal.SIGINT)
+    press = Press(20)
+    done = run_on(session, tmp_path / "run", observers=(press,))
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert press.seen[-1] == 20
+    assert done.summary["status"] == "interrupted"
+    assert "interrupted: writing what was run until now" in capsys.readouterr().err
+    batches = parse_batches(done.text("batches.csv"))
+    assert 18 <= len(batches) == done.summary["num_batches"] <= 20
+    assert delivered(done) == {key: len(tokens) for key, tokens in done.tokens.items()}
+    assert all(expected.tokens[key][: len(ids)] == ids for key, ids in done.tokens.items())
+    assert run_on(session, tmp_path / "again").against(expected).is_identical
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step_to_end(session: Session, tmp_path: Path) -> None:
+    press = Press(20, times=2)
+    done = run_on(session, tmp_path / "run", observers=(press,))
+    assert (done.summary["status"], press.seen[-1]) == ("interrupted", 20)
+
+
+def test_ctrl_c_does_not_wait_for_the_next_arrival(tmp_path: Path) -> None:
+    session = session_of(config_of("workload.arrival={process: constant, rate: 0.01}", "workload.prompt_tokens=5"))
+    done = run_on(session, tmp_path / "run", observers=(Press(0),))
+    assert (done.summary["status"], done.summary["num_finished"]) == ("interrupted", 0)
+
+
+def test_a_finished_run_before_it_leaves_no_tokens_in_a_directory_taken_over(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_on(session, tmp_path / "run")
+
+    def broken(longest_range: int) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(session, "warm_up", broken)
+    with pytest.raises(RuntimeError, match="no kernel image"):
+        run_on(session, tmp_path / "run")
+    assert not (tmp_path / "run" / "tokens.csv").exists()
+    assert not (tmp_path / "run" / "summary.json").exists()
