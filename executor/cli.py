@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     run.set_defaults(action=_run)
     sweep = commands.add_parser("sweep", help="a grid of runs on one loaded model, one after another, resumable")
     sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
+    sweep.add_argument("--no-plots", action="store_true", help="draw no comparison of the cells")
     sweep.set_defaults(action=_sweep)
     diagnose = commands.add_parser("diagnose", help="compare hidden states and tokens of two policies, bit for bit, depth by depth")
     diagnose.add_argument("config", type=Path, metavar="CONFIG.yaml")
@@ -89,7 +90,7 @@ def _sweep(options: argparse.Namespace) -> int:
     out = options.out or Path("results/runs") / f"gpu-{options.config.stem}"
     cells = run_grid(grid, options.device, out, use_graphs=not options.no_graphs, audit=options.audit)
     print_table([summary for _, _, summary in cells])
-    files = write_sweep(cells, out)
+    files = write_sweep(cells, out, plots=not options.no_plots)
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
     return max((_status(summary) for _, _, summary in cells), default=1)
 

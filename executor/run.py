@@ -17,7 +17,6 @@ from executor.audit import AddressAudit
 from executor.backend import DeviceBackend, Observer
 from executor.errors import RunError
 from executor.fingerprint import Fingerprints
-from executor.interrupt import CtrlC
 from executor.progress import RunProgress
 from executor.prompts import prompt_ids
 from executor.runner import Runner
@@ -28,6 +27,7 @@ from policies.core.engine import Engine
 from policies.core.limit import Roofline
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
+from policies.interrupt import CtrlC
 from results.finish import write_outputs
 from results.identity import RunIdentity
 from results.metrics import RunStatus

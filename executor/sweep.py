@@ -1,6 +1,5 @@
 """A grid of runs on one loaded model, one after another: a device runs one thing at a time. Finished cells are not run again."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from executor.run import execute
 from executor.session import Session
 from policies.config import RunConfig
 from results.identity import RunIdentity
-from results.rundir import SUMMARY
+from results.load import finished_summary
 
 Cell = tuple[dict[str, Any], Path, dict[str, Any]]
 
@@ -41,12 +40,3 @@ def run_grid(
         if summary["status"] == "interrupted":
             break
     return cells
-
-
-def finished_summary(place: Path) -> dict[str, Any] | None:
-    """The summary of an earlier complete run in `place`, or None."""
-    try:
-        summary: dict[str, Any] = json.loads((place / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if summary.get("status") == "complete" else None

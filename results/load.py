@@ -99,6 +99,15 @@ def load_run(path: str | Path) -> Run:
     return Run(path, config, summary)
 
 
+def finished_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of an earlier complete run in `path`, or None: what a resumed sweep asks before it runs a cell."""
+    try:
+        summary: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if summary.get("status") == "complete" else None
+
+
 def find_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[Path]]:
     """The runs at `paths`; a directory that is none stands for the run directories below it (a sweep), in order of path.
 

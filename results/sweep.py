@@ -15,10 +15,12 @@ from results.rundir import BATCHES, PLOTS
 SWEEP = "sweep.csv"
 
 
-def write_sweep(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]], out: Path) -> list[Path]:
+def write_sweep(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]], out: Path, *, plots: bool = True) -> list[Path]:
     """Write `sweep.csv` and the plots of (axes, run directory, summary) cells below `out`; return the files, the CSV first."""
     out.mkdir(parents=True, exist_ok=True)
     tidy(cells).to_csv(out / SWEEP, index=False)
+    if not plots:
+        return [out / SWEEP]
     runs = [load_run(path) for _, path, summary in cells if summary["status"] == "complete"]
     return [out / SWEEP, *write_pictures(runs, out / PLOTS)]
 

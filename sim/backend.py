@@ -5,7 +5,7 @@ hides behind the device's. Simulated time is integer nanoseconds throughout.
 """
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import simpy
@@ -21,12 +21,18 @@ SimProcess = Generator[simpy.Event, Any, None]
 
 
 class SimBackend:
-    """Drives one `engine` in simulated time. `oracle` says when a request's true output ends; only this class reads it."""
+    """Drives one `engine` in simulated time. `oracle` says when a request's true output ends; only this class reads it.
 
-    def __init__(self, engine: Engine, latency: LatencyModel, oracle: Oracle) -> None:
+    `is_stopped` is asked between two steps; when it answers True the run ends with `KeyboardInterrupt`.
+    """
+
+    def __init__(
+        self, engine: Engine, latency: LatencyModel, oracle: Oracle, is_stopped: Callable[[], bool] = lambda: False
+    ) -> None:
         self._engine = engine
         self._latency = latency
         self._oracle = oracle
+        self._is_stopped = is_stopped
         self._env = simpy.Environment()
         self._queue: deque[tuple[ExecutionBatch, Prediction]] = deque()
         self._done: deque[tuple[ExecutionBatch, Prediction, int, int]] = deque()
@@ -43,6 +49,8 @@ class SimBackend:
         loop = self._engine.run()
         command = next(loop, None)
         while command is not None:
+            if self._is_stopped():
+                raise KeyboardInterrupt
             event: Event
             if isinstance(command, Submit):
                 event = yield from self._submit(command.batch)

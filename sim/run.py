@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from policies.core.errors import InputError
 from policies.core.model import ModelShape
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
+from policies.interrupt import CtrlC
 from results.finish import write_outputs
 from results.identity import RunIdentity
 from results.metrics import RunStatus
@@ -83,7 +83,7 @@ def simulate(config: RunConfig, out: Path | None, *, plots: bool = True, keep_ba
     with RunDirectory.create(config.resolved, identity, out) as directory:
         log = RunLog(directory.batches)
         engine = Engine(scheduler, Arrivals(simulation.workload.requests, simulation.workload.concurrency), log)
-        status = run_to_end(SimBackend(engine, simulation.latency, simulation.workload.oracle).run)
+        status = run_to_end(engine, simulation)
         summary = write_outputs(
             directory,
             log,
@@ -101,11 +101,12 @@ def simulate(config: RunConfig, out: Path | None, *, plots: bool = True, keep_ba
     return directory.path, summary
 
 
-def run_to_end(run: Callable[[], None]) -> RunStatus:
-    """`complete`, or `interrupted` when Ctrl-C came first."""
-    try:
-        run()
-    except KeyboardInterrupt:
-        print("interrupted: writing what was simulated until now", file=sys.stderr)
-        return "interrupted"
+def run_to_end(engine: Engine, simulation: Simulation) -> RunStatus:
+    """`complete`, or `interrupted` when Ctrl-C came first; it takes effect between two steps, so that logs and records agree."""
+    with CtrlC() as ctrl_c:
+        try:
+            SimBackend(engine, simulation.latency, simulation.workload.oracle, lambda: ctrl_c.is_pressed).run()
+        except KeyboardInterrupt:
+            print("interrupted: writing what was simulated until now", file=sys.stderr)
+            return "interrupted"
     return "complete"

@@ -17,6 +17,7 @@ from policies.config import RunConfig
 from policies.core.errors import InputError
 from policies.grid import load_grid
 from results.identity import RunIdentity
+from results.load import finished_summary
 from sim.run import Simulation, simulate
 from workloads.workload import Workload
 
@@ -30,14 +31,6 @@ class Cell:
     config: RunConfig
     axes: Mapping[str, Any]
     directory: Path
-
-    def finished_summary(self) -> dict[str, Any] | None:
-        """The summary of an earlier complete run of the same resolved config, or None."""
-        try:
-            summary: dict[str, Any] = json.loads((self.directory / SUMMARY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return summary if summary.get("status") == "complete" else None
 
 
 def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
@@ -60,7 +53,7 @@ def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[
     """
     todo = []
     for cell in cells:
-        summary = cell.finished_summary()
+        summary = finished_summary(cell.directory)
         if summary is None:
             todo.append(cell)
         else:

@@ -21,6 +21,7 @@ from executor.kernels.gather_rows import gather_rows_torch, gather_rows_triton  
 from executor.kernels.kv import KVPools, plane_slots  # noqa: E402
 from executor.kernels.linear import linear_tiled  # noqa: E402
 from executor.kernels.meta import BatchMeta, HostMeta, MetaLayout  # noqa: E402
+from executor.kernels.product import ProductConfig, rope_product_triton, swiglu_product_triton  # noqa: E402
 from executor.kernels.residual_norms import residual_norms_torch, residual_norms_triton  # noqa: E402
 from executor.kernels.rms_norm import rms_norm_torch, rms_norm_triton  # noqa: E402
 from executor.kernels.rope_write import rope_table, rope_write_torch, rope_write_triton  # noqa: E402
@@ -266,6 +267,35 @@ def test_rope_and_kv_write_equal_their_twin_and_padding_writes_nothing(block_siz
     assert torch.equal(bits(caches[0].kv.v), bits(caches[1].kv.v))
     slots = plane_slots(caches[0].kv.groups[2], torch.tensor([999], device=DEVICE), 3, PLANES, block_size)
     assert int(meta.slots[100]) == int(slots[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 21])
+def test_fused_products_equal_the_product_and_its_separate_kernel(num_rows: int, dtype) -> None:
+    """On a card the bits are equal too: that is `python -m executor.tune bits`, at full size."""
+    config = ProductConfig(block_m=16, block_n=16, block_k=64, num_warps=4, num_stages=3)
+    x, gate_up = randn(num_rows, 128, dtype=dtype), randn(2 * 48, 128, dtype=dtype, seed=1) * 128**-0.5
+    merged, want, got = empty(num_rows, 96, dtype=dtype), empty(num_rows, 48, dtype=dtype), empty(num_rows + 1, 48, dtype=dtype)
+    torch.mm(x, gate_up.t(), out=merged)
+    swiglu_triton(merged, want)
+    swiglu_product_triton(x, gate_up, got[:num_rows], config)
+    assert_close(got[:num_rows], want)
+    assert got[num_rows:].isnan().all()
+
+    head_dim, heads = SHAPE.head_dim, SHAPE.num_heads + 2 * SHAPE.num_kv_heads
+    config = replace(config, block_n=head_dim // 2)
+    weight = randn(heads * head_dim, 128, dtype=dtype, seed=2) * 128**-0.5
+    caches = [Cache(CONTEXTS, 16, dtype) for _ in range(2)]
+    _, meta = pack(caches[0], [(0, 2, 640, num_rows)], num_rows, 1)
+    rope = rope_table(SHAPE, 1024, DEVICE)
+    qkv = [empty(num_rows, heads * head_dim, dtype=dtype) for _ in range(2)]
+    torch.mm(x, weight.t(), out=qkv[0])
+    rope_write_triton(qkv[0], rope, meta.positions, meta.slots, caches[0].kv.k[1], caches[0].kv.v[1], 1)
+    rope_product_triton(x, weight, rope, meta.positions, meta.slots, caches[1].kv.k[1], caches[1].kv.v[1], 1, qkv[1], config)
+    q_size = SHAPE.num_heads * head_dim
+    assert_close(qkv[1][:, :q_size], qkv[0][:, :q_size])
+    assert_close(caches[1].kv.k, caches[0].kv.k)
+    assert_close(caches[1].kv.v, caches[0].kv.v)
 
 
 def test_exit_copy_fills_the_deeper_planes_only() -> None:
