@@ -6,7 +6,7 @@ serves any composition.
 
 **Bits.** A row's result depends on its position, its query and the K/V before it, on nothing else. History is walked in TILE_KEYS
 tiles at absolute positions; a tile that is masked for a row changes none of its numbers (max unchanged, factor exp2(0) = 1, weights
-0, masked V read as 0). Tensor-core products run over K in one order whatever the tile height. The row sum of weights would not: its
+0). Tensor-core products run over K in one order whatever the tile height. The row sum of weights would not: its
 order follows the register layout, so weights are summed as integers, multiples of 2^-24, which is exact in any order.
 """
 
@@ -65,26 +65,20 @@ class Workspace:
 
 
 @jit
-def load_tile(p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, IS_OPEN: tl.constexpr,
+def load_tile(
+    p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Keys of one history tile and its K and V [BLOCK_N, HEAD_DIM], 0 from `key_limit` on; an open tile ends before that."""
+    """Keys of one history tile and its K and V [BLOCK_N, HEAD_DIM].
+
+    Past `key_limit` the last key is read again: its weight is 0, it holds no NaN, and loads need no mask.
+    """
     o_key = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    o_d = tl.arange(0, HEAD_DIM)
-    m_key = o_key < key_limit
-    if IS_OPEN:
-        b_group = tl.load(p_ring_groups + o_key // BLOCK_SIZE).to(tl.int64)
-    else:
-        b_group = tl.load(p_ring_groups + o_key // BLOCK_SIZE, mask=m_key, other=0).to(tl.int64)
+    o_read = tl.minimum(o_key, key_limit - 1)
+    b_group = tl.load(p_ring_groups + o_read // BLOCK_SIZE).to(tl.int64)
     o_block = (b_group * planes + plane) * (NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM)
-    o_kv = (o_block + o_kv_head + o_key % BLOCK_SIZE * HEAD_DIM)[:, None] + o_d[None, :]
-    if IS_OPEN:
-        b_k = tl.load(p_k + o_kv)
-        b_v = tl.load(p_v + o_kv)
-    else:
-        b_k = tl.load(p_k + o_kv, mask=m_key[:, None], other=0.0)
-        b_v = tl.load(p_v + o_kv, mask=m_key[:, None], other=0.0)
-    return o_key, b_k, b_v
+    o_kv = (o_block + o_kv_head + o_read % BLOCK_SIZE * HEAD_DIM)[:, None] + tl.arange(0, HEAD_DIM)[None, :]
+    return o_key, tl.load(p_k + o_kv), tl.load(p_v + o_kv)
 
 
 @jit
@@ -118,16 +112,15 @@ def attention_kernel(
 ):  # fmt: skip
     """A fixed number of programs share (item, head) units; layouts as in `AttentionLauncher.__call__`.
 
-    A flat walk is one loop over an item's tiles, one pipeline from end to end: best where loads are the limit. Splits begin and end in
-    it without a branch (a branch between tensor-core products makes ptxas serialise them): at a split's first tile the running
+    A flat walk is one loop over an item's tiles, one pipeline from end to end: best where loads are the limit. Splits begin and end
+    in it without a branch (a branch between tensor-core products makes ptxas serialise them): at a split's first tile the running
     maximum is -inf, which scales what came before by 0; before its last tile the fold joins weight 0. Otherwise a loop over splits
-    holds one over open tiles and one over those that the diagonal crosses: no masks and no fold in the steady state.
+    holds one over open tiles and, where the diagonal crosses it, one over the rest: no masks and no fold in the steady state.
     """
     allow_next()
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, HEAD_DIM)
     num_units = tl.load(p_num_items) * NUM_HEADS
-    wait_for_inputs()
     for i_unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
         i_head = i_unit % NUM_HEADS
         p_item = p_items + i_unit // NUM_HEADS * ITEM_WORDS
@@ -143,6 +136,7 @@ def attention_kernel(
         m_m = o_m < num_rows
         o_row = first_row + o_m
         o_position = position + o_m
+        wait_for_inputs()
         b_q = tl.load(p_q + o_row[:, None] * stride_q + i_head * HEAD_DIM + o_d[None, :], mask=m_m[:, None], other=0.0)
         key_limit = position + num_rows
         o_kv_head = (i_head // (NUM_HEADS // NUM_KV_HEADS)) * BLOCK_SIZE * HEAD_DIM
@@ -157,7 +151,18 @@ def attention_kernel(
             b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
             for i_tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
                 o_key, b_k, b_v = load_tile(
-                    p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, False
+                    p_k,
+                    p_v,
+                    p_ring_groups,
+                    i_tile,
+                    key_limit,
+                    plane,
+                    planes,
+                    o_kv_head,
+                    NUM_KV_HEADS,
+                    HEAD_DIM,
+                    BLOCK_SIZE,
+                    BLOCK_N,
                 )
                 b_split_max = tl.where(i_tile % TILES_PER_SPLIT == 0, float("-inf"), b_split_max)
                 b_split_max, b_split_sum, b_split_acc = attend_tile(
@@ -177,18 +182,41 @@ def attention_kernel(
                 b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
                 for i_tile in tl.range(begin, middle, num_stages=NUM_STAGES):
                     o_key, b_k, b_v = load_tile(
-                        p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, True
+                        p_k,
+                        p_v,
+                        p_ring_groups,
+                        i_tile,
+                        key_limit,
+                        plane,
+                        planes,
+                        o_kv_head,
+                        NUM_KV_HEADS,
+                        HEAD_DIM,
+                        BLOCK_SIZE,
+                        BLOCK_N,
                     )
                     b_split_max, b_split_sum, b_split_acc = attend_tile(
                         b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, True
                     )
-                for i_tile in tl.range(middle, end, num_stages=NUM_STAGES):
-                    o_key, b_k, b_v = load_tile(
-                        p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, False
-                    )
-                    b_split_max, b_split_sum, b_split_acc = attend_tile(
-                        b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, False
-                    )
+                if middle < end:
+                    for i_tile in tl.range(middle, end, num_stages=NUM_STAGES):
+                        o_key, b_k, b_v = load_tile(
+                            p_k,
+                            p_v,
+                            p_ring_groups,
+                            i_tile,
+                            key_limit,
+                            plane,
+                            planes,
+                            o_kv_head,
+                            NUM_KV_HEADS,
+                            HEAD_DIM,
+                            BLOCK_SIZE,
+                            BLOCK_N,
+                        )
+                        b_split_max, b_split_sum, b_split_acc = attend_tile(
+                            b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, False
+                        )
                 b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2)
 
         is_whole = (first_tile == 0) & (end_tile * BLOCK_N >= key_limit)

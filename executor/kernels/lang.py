@@ -2,10 +2,10 @@
 
 Without Triton the decorated functions are never called: only the torch twins run.
 
-**Overlapping launches.** Kernels of the layer loop are launched with `**OVERLAP` (programmatic dependent launch, Hopper and later): one
-may start while the kernel before it still runs. Each calls `allow_next()` first and `wait_for_inputs()` before it touches anything
-that an earlier kernel of the batch writes; weights, rotation tables and metadata may be read before. A kernel launched without
-`**OVERLAP` waits for all of its predecessor, as always.
+**Overlapping launches.** Kernels of the layer loop are launched with `**OVERLAP` (programmatic dependent launch, Hopper and later):
+one may start while the kernel before it still runs. Each calls `allow_next()` first and `wait_for_inputs()` before it touches
+anything that an earlier kernel of the batch writes; weights, rotation tables and metadata may be read before. A kernel launched
+without `**OVERLAP` waits for all of its predecessor, as always.
 """
 
 import os
@@ -13,11 +13,13 @@ from typing import Any
 
 tl: Any
 jit: Any
+TensorDescriptor: Any
 
 try:
     import triton
     import triton.language
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     tl, jit = triton.language, triton.jit
     HAS_TRITON = True
@@ -30,7 +32,7 @@ except ImportError:
     def _undecorated(function: Any = None, **_options: Any) -> Any:
         return function if function is not None else _undecorated
 
-    tl, jit = _Language(), _undecorated
+    tl, jit, TensorDescriptor = _Language(), _undecorated, None
 
 IS_COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") != "1")
 """False in Triton's interpreter, which knows no inline assembly."""
@@ -49,16 +51,6 @@ def wait_for_inputs():
     """Wait until every earlier kernel has finished and its writes are visible."""
     if IS_COMPILED:
         gdc_wait()
-
-
-@jit
-def prefetch_l2(p_x, NUM_BYTES: tl.constexpr):
-    """Start bringing NUM_BYTES (a multiple of 16) from each pointer of the block `p_x` to the L2 cache."""
-    if IS_COMPILED:
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;", "=r,l,r", [p_x.to(tl.int64), NUM_BYTES],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
 
 
 def block_for(size: int) -> int:

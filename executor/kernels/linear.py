@@ -1,50 +1,29 @@
 """`x @ w.T` and what follows it, so that a row's bits do not depend on the rows beside it.
 
-On CUDA few rows go to the fused kernels of `executor.kernels.product`, more to cuBLAS under the environment of `executor.environment`
-and then to a kernel of its own; both give the same bits. On a CPU the bits of a product depend on its row count, so every product
-there is made of tiles of exactly TILE_ROWS rows.
+On CUDA the qkv and gate+up products of few rows go to the fused kernels of `executor.kernels.product`, all else to cuBLAS under
+the environment of `executor.environment`, and what follows to a kernel of its own; both give the same bits. On a CPU the bits of a
+product depend on its row count, so every product there is made of tiles of exactly TILE_ROWS rows.
 """
 
 import torch
 
-from executor.kernels.product import ProductConfig, linear_triton, rope_product_triton, swiglu_product_triton
+from executor.kernels.product import ProductConfig, rope_product_triton, swiglu_product_triton
 from executor.kernels.rope_write import rope_write_torch, rope_write_triton
 from executor.kernels.swiglu import swiglu_torch, swiglu_triton
 
 TILE_ROWS = 16
-DEEP = 4096
-"""Inner sizes above this have configurations of their own."""
 
-# fmt: off
-CONFIGS: dict[str, dict[int, ProductConfig]] = {
-    "plain": {
-        16: ProductConfig(16, 16, 256, 4, 4), 32: ProductConfig(32, 16, 256, 4, 4), 64: ProductConfig(64, 16, 128, 4, 4),
-    },
-    "plain, deep": {
-        16: ProductConfig(16, 16, 256, 4, 4), 32: ProductConfig(32, 16, 256, 4, 4), 64: ProductConfig(64, 16, 128, 4, 4),
-    },
-    "rope": {
-        16: ProductConfig(16, 32, 128, 4, 5), 32: ProductConfig(32, 32, 128, 4, 5), 64: ProductConfig(64, 32, 128, 4, 4),
-    },
-    "swiglu": {
-        16: ProductConfig(16, 32, 128, 4, 5), 32: ProductConfig(32, 32, 128, 4, 5), 64: ProductConfig(64, 32, 128, 4, 4),
-    },
-}
-# fmt: on
-"""Of bfloat16 on an H200, by the largest row count that each serves; found by `python -m executor.tune`."""
+FUSED = ProductConfig(block_m=16, block_n=16, block_k=256, num_warps=4, num_stages=4)
+CONFIGS: dict[str, dict[int, ProductConfig | None]] = {"rope": {16: FUSED}, "swiglu": {4: None, 16: FUSED}}
+"""Of bfloat16 on an H200, by the largest row count that each serves; None and above: cuBLAS. By `executor.tune layer`."""
 
 
-def config_for(kind: str, x: torch.Tensor, weight: torch.Tensor, pair: int = 1) -> ProductConfig | None:
-    """The fused kernel's configuration, or None where cuBLAS is to run: many rows, another dtype, sizes that tiles do not divide.
-
-    A column tile holds `BLOCK_N / pair` neighbouring columns, which must divide what they are cut from.
-    """
+def config_for(kind: str, x: torch.Tensor, columns: int) -> ProductConfig | None:
+    """The fused kernel's configuration, or None where cuBLAS is to run: by the table, in other dtypes, and where its tiles do not
+    divide `columns` or the inner size."""
     rows, size_in = x.shape
-    if x.dtype != torch.bfloat16:
-        return None
-    table = CONFIGS[f"{kind}, deep" if size_in > DEEP and kind == "plain" else kind]
-    config = next((config for limit, config in table.items() if rows <= limit), None)
-    if config is None or size_in % config.block_k or weight.shape[0] % config.block_n or config.block_n % pair:
+    config = next((config for limit, config in CONFIGS[kind].items() if rows <= limit), None)
+    if config is None or x.dtype != torch.bfloat16 or size_in % config.block_k or columns % config.block_n:
         return None
     return config
 
@@ -54,21 +33,12 @@ def linear_cublas(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> N
     torch.mm(x, weight.t(), out=out)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """x [rows, in], weight [out, in], out [rows, out], contiguous."""
-    config = config_for("plain", x, weight)
-    if config is None:
-        linear_cublas(x, weight, out)
-    else:
-        linear_triton(x, weight, out, config)
-
-
 def linear_swiglu(x: torch.Tensor, gate_up: torch.Tensor, merged: torch.Tensor, out: torch.Tensor) -> None:
     """out = silu(x @ gate.T) * (x @ up.T): x [rows, in], gate_up [2 * intermediate, in], out [rows, intermediate].
 
     `merged` [rows, 2 * intermediate] is scratch: it may or may not be written.
     """
-    config = config_for("swiglu", x, gate_up, pair=2)
+    config = config_for("swiglu", x, out.shape[1])
     if config is None:
         linear_cublas(x, gate_up, merged)
         swiglu_triton(merged, out)
@@ -84,8 +54,8 @@ def linear_rope(
 
     x [rows, in], weight and qkv [.., (heads + 2 * kv_heads) * head_dim]; the rest as for `rope_write_triton`.
     """
-    config = config_for("rope", x, weight, pair=2)
-    if config is None or k.shape[3] // 2 % (config.block_n // 2):
+    config = config_for("rope", x, k.shape[3] // 2)
+    if config is None:
         linear_cublas(x, weight, qkv)
         rope_write_triton(qkv, rope, positions, slots, k, v, depth_offset)
     else:
@@ -93,7 +63,7 @@ def linear_rope(
 
 
 def linear_tiled(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """Twin of `linear` in tiles of TILE_ROWS rows, the last one padded with zero rows."""
+    """Twin of `linear_cublas` in tiles of TILE_ROWS rows, the last one padded with zero rows."""
     rows = x.shape[0]
     whole = rows // TILE_ROWS * TILE_ROWS
     for start in range(0, whole, TILE_ROWS):

@@ -59,7 +59,7 @@ def triton_ops(workspace: attn.Workspace, num_sms: int, dtype: torch.dtype) -> O
     """The kernels for activations of `dtype` (bfloat16 or float32), attention's partial results in `workspace`, grids for `num_sms`
     multiprocessors."""
     return Ops(
-        linear=linear.linear,
+        linear=linear.linear_cublas,
         linear_rope=linear.linear_rope,
         linear_swiglu=linear.linear_swiglu,
         rms_norm=rms_norm.rms_norm_triton,

@@ -9,7 +9,7 @@ import torch
 from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
 from policies.core.model import ModelShape
 
-BLOCK_HEADS = 8
+BLOCK_HEADS = 16
 
 
 @jit

@@ -4,7 +4,7 @@ import torch
 
 from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
 
-BLOCK_COLUMNS = 1024
+BLOCK_COLUMNS = 2048
 
 
 @jit

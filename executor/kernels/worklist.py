@@ -122,9 +122,12 @@ class Packer:
         return len(items), len(tile)
 
     def _choose_split(self, host: HostMeta, rows: np.ndarray, num_splits: np.ndarray, slots: int) -> np.ndarray:
-        """Which tiles are cut into one item per split: those longer than an even share of the device, while capacities last."""
+        """Which tiles are cut into one item per split: those well above an even share of `slots`, while capacities last.
+
+        Partial results cost traffic, so a tile that is a split longer than its equals stays whole.
+        """
         even_share = -(-int(num_splits.sum()) * self.num_heads // slots)
-        is_split = num_splits > max(1, even_share)
+        is_split = num_splits > 1.25 * max(1, even_share)
         spare_items = host.layout.max_items - len(rows)
         extra_items = np.cumsum(np.where(is_split, num_splits - 1, 0))
         partials = np.cumsum(np.where(is_split, rows * num_splits, 0))
