@@ -5,6 +5,7 @@ Its key is all that may differ between two batches that share a graph: kind, buc
 the rest.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +24,7 @@ BUCKETS = (
 )  # fmt: skip
 """Row counts that batches are padded to. Dense where a step of the linear layers costs time, multiples of their tiles above."""
 HOST_BUFFERS = 3
-"""Host sides of a bucket's metadata, used in turn: with two batches in flight the third is free."""
+"""Host sides of a buffer, used in turn: with two batches in flight the third is free."""
 
 
 class ProgramKey(NamedTuple):
@@ -75,6 +76,10 @@ class Programs:
         max_logit_rows = next((size for size in self._sizes if size >= max_requests), max_rows)
         self._logits = torch.zeros((max_logit_rows, model.shape.vocab_size), dtype=weights.embedding.dtype, device=self._device)
         self._tokens = torch.zeros(max_logit_rows, dtype=torch.int32, device=self._device)
+        pin = self._device.type == "cuda"
+        self._host_tokens = torch.zeros((HOST_BUFFERS, max_logit_rows), dtype=torch.int32, pin_memory=pin)
+        self._host_seeds = torch.zeros((HOST_BUFFERS, max_logit_rows), dtype=torch.int64, pin_memory=pin)
+        self._num_codas = 0
         self._sampling = sampling
         self._settings = SamplingRows(
             temperature=torch.full((max_logit_rows,), sampling.temperature, device=self._device),
@@ -90,7 +95,7 @@ class Programs:
 
     def bucket_for(self, rows: int) -> Bucket:
         """The smallest bucket that holds `rows` rows; its buffers are made on first use."""
-        size = next(size for size in self._sizes if size >= rows)
+        size = self._sizes[bisect_left(self._sizes, rows)]
         bucket = self._buckets.get(size)
         if bucket is None:
             layout = MetaLayout.for_rows(size)
@@ -178,11 +183,15 @@ class Programs:
 
     def set_seeds(self, seeds: list[int]) -> None:
         """Enqueue the seeds of the next coda's rows."""
-        self._settings.seeds[: len(seeds)].copy_(torch.tensor(seeds, dtype=torch.int64), non_blocking=True)
+        host = self._host_seeds[self._num_codas % HOST_BUFFERS, : len(seeds)]
+        host.numpy()[:] = seeds
+        self._settings.seeds[: len(seeds)].copy_(host, non_blocking=True)
 
     def copy_tokens(self, rows: int) -> torch.Tensor:
-        """Enqueue a copy of the last coda's tokens to a host buffer of their own: [rows] int32, valid when the device is past it."""
-        host = torch.empty(rows, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        """Enqueue a copy of the last coda's tokens to a host buffer: [rows] int32, valid from when the device is past it until
+        HOST_BUFFERS codas later."""
+        host = self._host_tokens[self._num_codas % HOST_BUFFERS, :rows]
+        self._num_codas += 1
         host.copy_(self._tokens[:rows], non_blocking=True)
         return host
 
@@ -191,7 +200,7 @@ class Programs:
         num_loops = self._model.shape.num_loops
         classes = self._model.ops.tile_classes
         largest = next((rows for rows in classes if rows >= longest_range), classes[-1])
-        for size in self._sizes if self._use_graphs else self._sizes[:1]:
+        for size in self._sizes if self._device.type == "cuda" else self._sizes[:1]:
             bucket = self.bucket_for(size)
             keys = [ProgramKey("recurrent", size, tile, loops) for tile in classes if tile <= largest for loops in (1, num_loops)]
             keys.append(ProgramKey("prelude", size, 0, 0))
