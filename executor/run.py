@@ -22,6 +22,7 @@ from executor.prompts import prompt_ids
 from executor.runner import Runner
 from executor.session import PlannedRun, Session, tokens_sha256
 from executor.timeline import make_timeline
+from policies.config import input_sha256
 from policies.core.arrivals import Arrivals
 from policies.core.engine import Engine
 from policies.core.limit import Roofline
@@ -55,6 +56,7 @@ def execute(
     run: PlannedRun,
     out: Path | None,
     *,
+    label: str | None = None,
     plots: bool = True,
     audit: bool = False,
     observers: tuple[Observer, ...] = (),
@@ -68,7 +70,7 @@ def execute(
     """
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
     scheduler = Scheduler(config.policy, shape, config.scheduler, config.cache)
-    identity = RunIdentity.from_config(config.resolved, "executor", shape.num_loops, device=session.card)
+    identity = RunIdentity.from_config(config.resolved, "executor", shape.num_loops, label, session.card)
     address_audit = make_audit(session, run) if audit else None
     with RunDirectory.create(config.resolved, identity, out) as directory:
         (directory.path / TOKENS).unlink(missing_ok=True)
@@ -106,6 +108,7 @@ def execute(
             skipped_rows=workload.skipped_rows,
             notes=(*session.notes, *workload.notes),
             extra={
+                "input_sha256": input_sha256(config),
                 "output_token_sha256": tokens_sha256(backend.tokens),
                 **session.facts_for_summary(),
                 "versions": versions(),

@@ -7,9 +7,10 @@ from typing import Any
 
 from executor.run import execute
 from executor.session import Session
-from policies.config import RunConfig
+from policies.config import RunConfig, input_sha256
 from results.identity import RunIdentity
 from results.load import finished_summary
+from results.sweep import workload_labels
 
 Cell = tuple[dict[str, Any], Path, dict[str, Any]]
 
@@ -25,17 +26,18 @@ def run_grid(
     places = [
         out / "cells" / RunIdentity.from_config(config.resolved, "executor", 0, device=device).directory_name for _, config in grid
     ]
-    done = [finished_summary(place) for place in places]
+    done = [finished_summary(place, input_sha256(config)) for place, (_, config) in zip(places, grid, strict=True)]
+    labels = workload_labels([(axes, config.resolved) for axes, config in grid])
     todo = [config for (_, config), summary in zip(grid, done, strict=True) if summary is None]
     session = Session(todo, device, use_graphs=use_graphs) if todo else None
     runs = iter(session.runs) if session else iter(())
     if len(todo) < len(grid):
         print(f"{len(grid) - len(todo)} of {len(grid)} cells are finished already", file=sys.stderr)
     cells: list[Cell] = []
-    for (axes, _), place, summary in zip(grid, places, done, strict=True):
+    for (axes, _), place, summary, label in zip(grid, places, done, labels, strict=True):
         if summary is None:
             assert session is not None
-            _, summary, _ = execute(session, next(runs), place, plots=False, audit=audit)
+            _, summary, _ = execute(session, next(runs), place, label=label, plots=False, audit=audit)
         cells.append((axes, place, summary))
         if summary["status"] == "interrupted":
             break

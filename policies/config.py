@@ -7,7 +7,10 @@ Turns text into values (`RunConfig`) and every mistake into one `InputError` nam
 import copy
 import dataclasses
 import difflib
+import hashlib
+import inspect
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +28,8 @@ from policies.registry import POLICIES
 
 T = TypeVar("T")
 AVAILABLE_CACHE = {"prefix_caching": False, "allocation": "full", "preemption": "off"}
+LARGEST = 100_000_000
+"""Above any pool or budget that a device could have: a larger number is a typing mistake."""
 SECTIONS = ("model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed")
 
 
@@ -86,6 +91,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read as text ({error})") from None
     except yaml.YAMLError as error:
         raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply, expected a configuration of a few levels") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a mapping with keys like {', '.join(SECTIONS)}, found {type(data).__name__}")
     return data
@@ -133,7 +140,7 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     if exit_settings != ExitSettings():
         raise InputError(f"{where}: exit: {exit_settings} is not available yet, expected mode: fixed with no other key")
     sampling = parse_section(SamplingSettings, raw.get("sampling"), where, "sampling")
-    if sampling.temperature < 0 or sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
+    if not 0 <= sampling.temperature < math.inf or sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
         raise InputError(f"{where}: sampling: {sampling}, expected temperature >= 0, top_k >= 0 and 0 < top_p <= 1")
     _check_scheduler(scheduler, where)
     _check_cache(cache, where)
@@ -185,7 +192,11 @@ def parse_section(kind: type[T], raw: object, where: str, section: str) -> T:
     names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
     check_keys(raw, names, where, section)
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(dict(raw), default=str), strict=True)
+        text = json.dumps(dict(raw), default=str)
+    except (ValueError, RecursionError):
+        raise InputError(f"{where}: {section}: refers to itself or is nested too deeply, expected plain values") from None
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise InputError(f"{where}: {first_problem(error, section)}") from None
 
@@ -226,10 +237,27 @@ def model_shape(config: RunConfig) -> ModelShape:
     return shape_from_hf_config(path)
 
 
+def input_sha256(config: RunConfig) -> str:
+    """A hash of the files a run depends on beside its config: the trace, and the source of the policy. Raises `InputError`."""
+    digest = hashlib.sha256(inspect.getsource(type(config.policy)).encode())
+    for key in ("path", "dataset"):
+        name = config.resolved["workload"].get(key)
+        if isinstance(name, str):
+            try:
+                with open(name, "rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise InputError(f"{config.where}: workload.{key}: {name}: {error.strerror or error}") from None
+    return digest.hexdigest()
+
+
 def locate(name: str, base_dir: Path) -> Path:
     """A relative path is looked up beside the config file first, then in the current directory."""
     beside = base_dir / name
-    return beside if beside.exists() or not Path(name).exists() else Path(name)
+    try:
+        return beside if beside.exists() or not Path(name).exists() else Path(name)
+    except OSError:
+        return beside
 
 
 def _spell_off(raw: object, key: str) -> object:
@@ -244,6 +272,8 @@ def _text(value: object, where: str, key: str) -> str:
 
 
 def _check_scheduler(scheduler: SchedulerSettings, where: str) -> None:
+    if max(scheduler.max_num_seqs, scheduler.max_num_batched_tokens) > LARGEST:
+        raise InputError(f"{where}: scheduler.max_num_seqs and max_num_batched_tokens: expected at most {LARGEST}")
     positive = ("max_num_seqs", "max_num_batched_tokens", "admission_scan_limit", "max_prefill_batches_before_decode")
     for name in (*positive, "min_coda_batch_size"):
         _at_least(getattr(scheduler, name), 1, where, f"scheduler.{name}")
@@ -261,6 +291,8 @@ def _check_cache(cache: CacheSettings, where: str) -> None:
     _at_least(cache.block_size, 1, where, "cache.block_size")
     if cache.num_blocks is not None:
         _at_least(cache.num_blocks, 1, where, "cache.num_blocks")
+        if cache.num_blocks > LARGEST:
+            raise InputError(f"{where}: cache.num_blocks: {cache.num_blocks}, expected at most {LARGEST}")
     for name, available in AVAILABLE_CACHE.items():
         value = getattr(cache, name)
         if value != available:

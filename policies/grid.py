@@ -20,6 +20,9 @@ def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str,
     if not isinstance(base, Mapping) or not isinstance(grid, Mapping) or not grid:
         raise InputError(f"{path}: expected `base`, a mapping, and `grid`, a mapping of config keys to lists")
     grid = dict(grid)
+    for axis in grid:
+        if not isinstance(axis, str):
+            raise InputError(f"{path}: grid: {axis!r} is not a config key like scheduler.prefill_chunk_size")
     for key, value, override in [(*split_override(item), item) for item in overrides]:
         related = [axis for axis in grid if axis == key or axis.startswith(f"{key}.") or key.startswith(f"{axis}.")]
         if not related:

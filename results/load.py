@@ -99,13 +99,14 @@ def load_run(path: str | Path) -> Run:
     return Run(path, config, summary)
 
 
-def finished_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of an earlier complete run in `path`, or None: what a resumed sweep asks before it runs a cell."""
+def finished_summary(path: Path, input_sha256: str) -> dict[str, Any] | None:
+    """The summary of an earlier complete run in `path` with the same inputs, or None: what a resumed sweep asks before a cell."""
     try:
         summary: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return summary if summary.get("status") == "complete" else None
+    is_same = summary.get("status") == "complete" and summary.get("input_sha256") == input_sha256
+    return summary if is_same else None
 
 
 def find_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[Path]]:

@@ -5,6 +5,7 @@ Layout: `config.yaml`, `batches.csv` (streamed), `requests.csv`, `trace.json.gz`
 """
 
 import csv
+import fcntl
 import json
 import os
 import shutil
@@ -32,8 +33,9 @@ class RunDirectory:
     As a context manager it closes `batches.csv` whatever happens; without a summary the directory then reads as unfinished.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: int) -> None:
         self.path = path
+        self._lock = lock
         self.batches = open(path / BATCHES, "w", buffering=1 << 20, encoding="ascii", newline="\n")  # noqa: SIM115
 
     @classmethod
@@ -45,11 +47,13 @@ class RunDirectory:
         """
         path = Path(out) if out is not None else RUNS_ROOT / identity.directory_name
         try:
-            _clear(path)
+            _check_ours(path)
             path.mkdir(parents=True, exist_ok=True)
+            lock = _locked(path)
+            _clear(path)
             text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
             (path / CONFIG).write_text(MARKER + text, encoding="utf-8")
-            return cls(path)
+            return cls(path, lock)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -78,7 +82,10 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.batches.close()
+        try:
+            self.batches.close()
+        finally:
+            os.close(self._lock)
 
 
 def request_row(record: RequestRecord) -> tuple[object, ...]:
@@ -110,16 +117,27 @@ def is_run_directory(path: Path) -> bool:
         return False
 
 
-def _clear(path: Path) -> None:
-    """Empty an earlier run's directory of what a run writes. Raises `InputError` for a directory that is not ours."""
-    if not path.exists():
-        return
-    if not path.is_dir():
+def _check_ours(path: Path) -> None:
+    """Raise `InputError` for a file, and for a directory that holds what no run wrote."""
+    if path.exists() and not path.is_dir():
         raise InputError(f"{path}: is a file, expected a directory to write the run to")
-    if not any(path.iterdir()):
-        return
-    if not is_run_directory(path):
+    if path.is_dir() and any(path.iterdir()) and not is_run_directory(path):
         raise InputError(f"{path}: holds files and is not a run directory; choose an empty or a new one")
+
+
+def _locked(path: Path) -> int:
+    """A descriptor of the directory `path`, locked until it is closed or the process dies. Raises `InputError` when it is held."""
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise InputError(f"{path}: another process is writing a run there; wait for it or choose another directory") from None
+    return lock
+
+
+def _clear(path: Path) -> None:
+    """Remove what an earlier run wrote into `path`, its summary first."""
     for name in (SUMMARY, SUMMARY + ".tmp", BATCHES, REQUESTS, TRACE):
         (path / name).unlink(missing_ok=True)
     shutil.rmtree(path / PLOTS, ignore_errors=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from results.identity import slug, workload_name
 from results.load import Run, load_run
 from results.plots import plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
 from results.report import typical_runs
@@ -23,6 +24,31 @@ def write_sweep(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]
         return [out / SWEEP]
     runs = [load_run(path) for _, path, summary in cells if summary["status"] == "complete"]
     return [out / SWEEP, *write_pictures(runs, out / PLOTS)]
+
+
+def workload_labels(cells: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
+    """What to call the workload of each (axes, resolved config), so that tables and pictures compare like with like.
+
+    Its own name; a number when another workload of the sweep has the same name; and every axis that is not the workload, the policy
+    or the chunk size: `chat`, `synthetic-2`, `chat seed=1`.
+    """
+    specs: dict[str, list[str]] = {}
+    labels = []
+    for axes, config in cells:
+        own = {key: value for key, value in axes.items() if not is_compared(key)}
+        spec = {key: value for key, value in config["workload"].items() if f"workload.{key}" not in own}
+        name, text = workload_name(config["workload"]), json.dumps(spec, sort_keys=True, default=str)
+        known = specs.setdefault(name, [])
+        if text not in known:
+            known.append(text)
+        number = f"-{known.index(text) + 1}" if known.index(text) else ""
+        labels.append(" ".join([name + number, *(f"{key.rpartition('.')[2]}={value}" for key, value in own.items())]))
+    return labels
+
+
+def is_compared(axis: str) -> bool:
+    """Whether tables and pictures show `axis` by themselves."""
+    return axis in ("workload", "policy", "scheduler.prefill_chunk_size") or axis.startswith("policy.")
 
 
 def tidy(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]]) -> pd.DataFrame:
@@ -43,11 +69,11 @@ def write_pictures(runs: Sequence[Run], folder: Path) -> list[Path]:
     plot_pareto(runs, files[0])
     for workload in dict.fromkeys(run.workload for run in runs):
         typical = typical_runs([run for run in runs if run.workload == workload])
-        files.append(folder / f"latency-{workload}.png")
+        files.append(folder / f"latency-{slug(workload)}.png")
         plot_latency_cdfs(typical, files[-1])
         logged = [run for run in typical if (run.path / BATCHES).is_file()]
         if logged:
-            files += [folder / f"rows-{workload}.png", folder / f"wavefront-{workload}.png"]
+            files += [folder / f"rows-{slug(workload)}.png", folder / f"wavefront-{slug(workload)}.png"]
             plot_rows(logged, files[-2])
             plot_wavefront(logged, files[-1])
     return files

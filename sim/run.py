@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.config import RunConfig, model_shape
+from policies.config import RunConfig, input_sha256, model_shape
 from policies.core.arrivals import Arrivals
 from policies.core.engine import Engine
 from policies.core.errors import InputError
@@ -70,15 +70,18 @@ def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) 
     return min(fits, useful)
 
 
-def simulate(config: RunConfig, out: Path | None, *, plots: bool = True, keep_batches: bool = True) -> tuple[Path, dict[str, Any]]:
+def simulate(
+    config: RunConfig, out: Path | None, *, label: str | None = None, plots: bool = True, keep_batches: bool = True
+) -> tuple[Path, dict[str, Any]]:
     """Run `config`, write its run directory, and return where it is and its summary.
 
     Without `plots` neither pictures nor a Perfetto trace are written. Ctrl-C ends the run as `interrupted`: what was simulated
     until then is written and marked. Raises `InputError` for a wrong config, and what the engine raises when an invariant breaks.
     """
     simulation = Simulation.prepare(config)
+    identity = RunIdentity.from_config(config.resolved, "sim", simulation.model.num_loops, workload=label)
+    inputs = input_sha256(config)
     config = simulation.config
-    identity = RunIdentity.from_config(config.resolved, "sim", simulation.model.num_loops)
     scheduler = simulation.scheduler()
     with RunDirectory.create(config.resolved, identity, out) as directory:
         log = RunLog(directory.batches)
@@ -95,6 +98,7 @@ def simulate(config: RunConfig, out: Path | None, *, plots: bool = True, keep_ba
             trace=plots,
             skipped_rows=simulation.workload.skipped_rows,
             notes=simulation.notes,
+            extra={"input_sha256": inputs},
         )
     if not keep_batches:
         (directory.path / BATCHES).unlink()

@@ -13,31 +13,34 @@ from typing import Any
 import joblib
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from policies.config import RunConfig
+from policies.config import RunConfig, input_sha256
 from policies.core.errors import InputError
 from policies.grid import load_grid
 from results.identity import RunIdentity
 from results.load import finished_summary
+from results.sweep import workload_labels
 from sim.run import Simulation, simulate
 from workloads.workload import Workload
-
-SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of the grid: its config, its place on the axes, and its directory."""
+    """One point of the grid: its config, its place on the axes, its directory, and what its workload is called."""
 
     config: RunConfig
     axes: Mapping[str, Any]
     directory: Path
+    label: str
 
 
 def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
     """The cells of a sweep file, each with its directory below `out`. Raises `InputError`, also when two are the same run."""
     cells: dict[Path, Cell] = {}
-    for axes, config in load_grid(path, overrides):
-        cell = Cell(config, axes, out / "cells" / RunIdentity.from_config(config.resolved, "sim", 0).directory_name)
+    grid = load_grid(path, overrides)
+    labels = workload_labels([(axes, config.resolved) for axes, config in grid])
+    for (axes, config), label in zip(grid, labels, strict=True):
+        name = RunIdentity.from_config(config.resolved, "sim", 0).directory_name
+        cell = Cell(config, axes, out / "cells" / name, label)
         if cell.directory in cells:
             twin = cells[cell.directory]
             raise InputError(f"{path}: grid: {dict(twin.axes)} and {dict(axes)} are the same run, expected it once")
@@ -53,7 +56,7 @@ def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[
     """
     todo = []
     for cell in cells:
-        summary = finished_summary(cell.directory)
+        summary = finished_summary(cell.directory, input_sha256(cell.config))
         if summary is None:
             todo.append(cell)
         else:
@@ -84,7 +87,7 @@ def _check(cells: Sequence[Cell]) -> None:
 
 
 def _run_cell(index: int, cell: Cell, keep_batches: bool) -> tuple[int, dict[str, Any]]:
-    return index, simulate(cell.config, cell.directory, plots=False, keep_batches=keep_batches)[1]
+    return index, simulate(cell.config, cell.directory, label=cell.label, plots=False, keep_batches=keep_batches)[1]
 
 
 def _stderr() -> Any:

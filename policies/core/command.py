@@ -28,6 +28,10 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {where}{error.strerror or error}; the run has no result", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130

@@ -101,5 +101,5 @@ class View:
 
     @property
     def has_decode_work(self) -> bool:
-        """Some request has a sampled token to embed, loop, or turn into the next one."""
-        return bool(self.looping or self.preludes or self.codas)
+        """Some token can be embedded, looped, or turned into the next one now; codas count once enough of them wait."""
+        return bool(self.looping or self.preludes) or len(self.codas) >= self.limits.min_coda_batch_size
