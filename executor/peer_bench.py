@@ -76,9 +76,7 @@ def peer_bench(model: str, out: Path) -> list[Row]:
         rows.append(Row(case, "ms/token", ours, theirs))
         del peer
     for chunk, run in zip((None, 16, 128), session.runs[2:], strict=True):
-        ours = [
-            execute(session, run, out / f"prefill-{chunk}", plots=False)[1]["prompt_token_throughput"] for _ in range(REPEATS)
-        ]
+        ours = [execute(session, run, out / f"prefill-{chunk}", plots=False)[1]["prompt_token_throughput"] for _ in range(REPEATS)]
         peer = EagerLoop(session.shape, session.model.weights, REQUESTS, LONG)
         theirs = [_peer_prefill(session, peer, chunk) for _ in range(REPEATS if chunk is None else 1)]
         rows.append(Row(f"prefill {REQUESTS} x {LONG}, " + (f"chunks of {chunk}" if chunk else "whole"), "tokens/s", ours, theirs))

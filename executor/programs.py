@@ -1,8 +1,8 @@
 """What the device runs for one batch, as programs over static buffers of a row bucket: eagerly, or captured once as CUDA graphs.
 
-A program is one of three kinds: rows through some recurrent loops, rows to the hidden pool only (prelude), or rows to tokens (coda).
-Its key is all that may differ between two batches that share a graph: kind, bucket, query-tile class, loops. The metadata buffer holds
-the rest.
+A program is one of three kinds: rows through some recurrent loops, rows to the hidden pool only (prelude), or rows to tokens
+(coda). Its key is all in which two batches that share a graph must agree: kind, bucket, query-tile class, loops. The metadata buffer
+holds the rest.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,8 @@ from policies.config import SamplingSettings
 from policies.core.batch import ExecutionBatch, Stage
 
 BUCKETS = (
-    1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048,
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792,
+    2048,
 )  # fmt: skip
 """Row counts that batches are padded to. Dense where a step of the linear layers costs time, multiples of their tiles above."""
 HOST_BUFFERS = 3
@@ -196,7 +197,7 @@ class Programs:
         return host
 
     def warm_up(self, longest_range: int) -> None:
-        """Make every program that batches of ranges up to `longest_range` rows commonly need: one loop and all loops, every bucket."""
+        """Make the programs that batches of ranges up to `longest_range` rows commonly need: one loop and all, every bucket."""
         num_loops = self._model.shape.num_loops
         classes = self._model.ops.tile_classes
         largest = next((rows for rows in classes if rows >= longest_range), classes[-1])

@@ -76,6 +76,7 @@ class Records:
 
     def _read_csv(self, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
         reader = csv.reader(lines, strict=True)
+        width = 0
         while True:
             line = self._blank_lines + reader.line_num + 1
             try:
@@ -84,6 +85,11 @@ class Records:
                 return
             except csv.Error as error:
                 raise InputError(f"{self.path}: line {line}: not valid CSV ({error})") from None
+            width = width or len(cells)
+            if len(cells) > width and any(cell.strip() for cell in cells[width:]):
+                raise InputError(
+                    f"{self.path}: line {line}: {len(cells)} cells, expected {width} (a thousands separator needs quotes)"
+                )
             if cells and (cells[0].strip() or any(cell.strip() for cell in cells)):
                 yield line, cells
 
