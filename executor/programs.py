@@ -1,8 +1,8 @@
 """What the device runs for one batch, as programs over static buffers of a row bucket: eagerly, or captured once as CUDA graphs.
 
 A program is one of three kinds: rows through some recurrent loops, rows to the hidden pool only (prelude), or rows to tokens
-(coda). Its key is all in which two batches that share a graph must agree: kind, bucket, query-tile class, loops. The metadata buffer
-holds the rest.
+(coda). Its key is all in which two batches that share a graph must agree: kind, bucket, query-tile class, loops. The metadata
+buffer holds the rest.
 """
 
 from bisect import bisect_left
