@@ -6,9 +6,12 @@ from policies.mixed import Mixed
 from policies.split import Split
 from policies.wcpb import Wavefront
 
-POLICIES: dict[str, type[Policy]] = {
-    "atomic": Atomic,
-    "split": Split,
-    "mixed": Mixed,
-    "wcpb": Wavefront,
-}
+_ALL: tuple[type[Policy], ...] = (
+    Atomic,
+    Split,
+    Mixed,
+    Wavefront,
+)
+
+POLICIES = {policy.name: policy for policy in _ALL}
+assert len(POLICIES) == len(_ALL), "two policies have the same name"
