@@ -35,7 +35,7 @@ class RunIdentity:
     def from_config(
         cls, config: Mapping[str, Any], world: World, num_loops: int, workload: str | None = None, device: str | None = None
     ) -> "RunIdentity":
-        """Read the identity off a resolved config (design section 6).
+        """Read the identity off a resolved config.
 
         `workload` and `device` replace the names derived from the config: a workload is called by its preset or its file's
         stem, else by its kind; an executor knows better than the config what card it ran on.

@@ -42,6 +42,8 @@ def _run(options: argparse.Namespace) -> int:
 
     path, summary = simulate(load_config(options.config, options.set), options.out, plots=not options.no_plots)
     print_table([summary])
+    for note in summary["notes"]:
+        print(f"note: {note}", file=sys.stderr)
     print(f"run directory: {path}", file=sys.stderr)
     if summary["status"] == "failed":
         refusals = [f"{count} refused: {reason}" for reason, count in summary["refusal_reasons"].items()]

@@ -1,6 +1,6 @@
 """A recorded run decided again: the same policies and engine, fed the times that the log holds, must form the same batches.
 
-This is the exact half of comparing two worlds (design section 5.1). A SimPy process drives the engine as `sim.backend` does, but
+This is the exact half of comparing two worlds. A SimPy process drives the engine as `sim.backend` does, but
 its clock goes from one recorded instant to the next, and the order of events is the log's and not the clock's: `after_seq` says
 how many batches had been collected when a batch was formed, so the events are
 
