@@ -1,7 +1,7 @@
 """What a run leaves behind while it runs: one CSV line per batch, streamed, and one record per request, kept.
 
-The batch log is the evidence: every invariant can be checked from it alone. Column names and order are a public contract
-(the README describes the run directory); columns after `ranges` are ours and may grow. The log formats, it does not compute statistics.
+The batch log is the evidence: every invariant can be checked from it alone. Column names and order are a public contract;
+columns after `ranges` are ours and may grow. The log formats, it does not compute statistics.
 """
 
 from array import array
