@@ -142,11 +142,11 @@ def test_mixed_puts_decode_rows_first_and_prompt_ranges_after_them_in_one_recurr
 
 
 @pytest.mark.parametrize("policy", [Split(), Mixed(), Wavefront()], ids=str)
-def test_a_prompt_comes_back_at_every_depth_while_a_hidden_state_waits_for_company_at_the_lm_head(policy: Policy) -> None:
+def test_a_hidden_state_that_waits_for_company_at_the_lm_head_is_no_reason_to_split_a_prompt(policy: Policy) -> None:
     limits = SchedulerSettings(prefill_chunk_size=4, inflight=1, min_coda_batch_size=2)
     assert ranges_of(run(policy, [Request(0, 0, 4, 1), Request(1, 1, 4, 1)], limits)) == [
         "PREFILL 4 0:PREFILL:0:0:4",
-        *(f"PREFILLING_RECURRENT 1 1:PREFILLING_RECURRENT:{depth}:0:4" for depth in range(4)),
+        "PREFILL 4 1:PREFILL:0:0:4",
         "CODA 0 0:CODA:0:3:1 1:CODA:0:3:1",
     ]
 
