@@ -45,6 +45,9 @@ GPU_CONFIG := $(or $(CONFIG),executor/configs/serving.yaml)
 gpu-run: $(VENV)/.gpu ## run the four policies with real kernels on a GPU (CONFIG= another run or sweep, DEVICE=cpu without one)
 	$(BIN)/python -m executor $$(grep -q '^grid:' $(GPU_CONFIG) && echo sweep || echo run) $(GPU_CONFIG) --device $(or $(DEVICE),cuda) $(SETS)
 
+bench-gpu: $(VENV)/.gpu ## this executor beside a plain eager loop on one GPU
+	$(BIN)/python -m executor peer-bench
+
 bench: $(VENV)/.base ## simulated iterations per second, start-up time, memory
 	$(BIN)/python -m sim bench
 
@@ -59,4 +62,4 @@ lint: $(VENV)/.dev ## check style and types; changes nothing
 clean: ## remove the environment and all run outputs
 	rm -rf $(VENV) results/runs *.egg-info
 
-.PHONY: help setup simulate gpu-run bench test lint clean
+.PHONY: help setup simulate gpu-run bench-gpu bench test lint clean

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="executor", description="Run scheduling policies with real kernels.")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="run|sweep|diagnose|preserve|bench", parser_class=OneLineParser
+        dest="command", required=True, metavar="run|sweep|diagnose|preserve|bench|peer-bench", parser_class=OneLineParser
     )
     run = commands.add_parser("run", help="one run")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
@@ -39,6 +39,10 @@ def main(arguments: Sequence[str]) -> int:
     bench = commands.add_parser("bench", help="time single batches beside their physical limits (CUDA)")
     bench.add_argument("config", type=Path, nargs="?", default=CONFIGS / "bench.yaml", metavar="CONFIG.yaml")
     bench.set_defaults(action=_bench)
+    peer = commands.add_parser("peer-bench", help="beside the eager loop a user would write, same weights and prompts (CUDA)")
+    peer.add_argument("--model", default="ouro-1.4b", metavar="NAME")
+    peer.add_argument("--out", type=Path, default=Path("results/runs/peer-bench"), metavar="DIR")
+    peer.set_defaults(action=_peer_bench)
     for command in (run, sweep, diagnose, preserve, bench):
         command.add_argument("--device", default="cuda", metavar="cuda|cpu")
         command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
@@ -127,6 +131,14 @@ def _bench(options: argparse.Namespace) -> int:
         raise InputError(f"--device {options.device}: bench times device events, expected cuda")
     session = Session([config], options.device, use_graphs=not options.no_graphs)
     print_timings(time_cases(session, STANDARD_CASES))
+    return 0
+
+
+def _peer_bench(options: argparse.Namespace) -> int:
+    _need_torch()
+    from executor.peer_bench import peer_bench, print_rows
+
+    print_rows(peer_bench(options.model, options.out))
     return 0
 
 
