@@ -17,6 +17,7 @@ from executor.kernels.worklist import Packer
 from executor.packing import BatchPacker, RunningRequest
 from executor.session import Session
 from policies.core.batch import Allocation, ExecutionBatch, ScheduledRange, Stage
+from policies.core.errors import InputError
 from policies.core.limit import Roofline
 
 WARM_UPS, REPEATS = 5, 30
@@ -81,7 +82,12 @@ STANDARD_CASES = (
 
 
 def time_cases(session: Session, cases: Sequence[Case]) -> list[Timing]:
-    """Time every case in order on `session`, whose pools must hold the contexts of one case at a time."""
+    """Time every case in order on `session`, whose pools must hold the contexts of one case at a time.
+
+    Raises `InputError` on a card without known ceilings: there is no limit to compare with.
+    """
+    if session.facts is None:
+        raise InputError(f"bench: {session.card} has no ceilings in policies/devices.yaml; add its bandwidth and peak there")
     pools, shape = session.pools, session.shape
     for pool in (pools.kv.k, pools.kv.v):
         for layer in pool:
@@ -127,8 +133,9 @@ def _time_case(session: Session, packer: BatchPacker, roofline: Roofline, case: 
     stage = Stage.RECURRENT if case.segments[0][0] is Stage.RECURRENT else Stage.PREFILLING_RECURRENT
     batch = ExecutionBatch(0, stage, case.loops, tuple(ranges), rows, len(requests), 0, -1)
     bucket = session.programs.bucket_for(rows)
-    packed = packer.pack(bucket.next_host(), batch, requests)
-    bucket.meta.update(bucket.hosts[bucket.uses % len(bucket.hosts)], packed.num_words)
+    host = bucket.next_host()
+    packed = packer.pack(host, batch, requests)
+    bucket.meta.update(host, packed.num_words)
     for _ in range(WARM_UPS):
         session.programs.run(batch, bucket, packed.tile_rows)
     marks = []

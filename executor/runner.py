@@ -30,7 +30,6 @@ class Launched:
     start: Mark
     end: Mark
     tokens: torch.Tensor | None
-    padded_rows: int
 
 
 class Runner:
@@ -79,7 +78,7 @@ class Runner:
         end = self._timeline.mark()
         self._rows += batch.rows
         self._padded_rows += bucket.meta.layout.max_rows
-        self.launched.append(Launched(batch, start, end, tokens, bucket.meta.layout.max_rows))
+        self.launched.append(Launched(batch, start, end, tokens))
 
     def oldest_is_done(self) -> bool:
         """Whether the oldest launched batch has left the device."""
