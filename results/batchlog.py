@@ -39,11 +39,7 @@ class LoggedBatch(NamedTuple):
     ranges_text: str
 
     def ranges(self) -> list[LoggedRange]:
-        found = []
-        for item in self.ranges_text.split(" "):
-            request_id, stage, depth, start, count = item.split(":")
-            found.append(LoggedRange(int(request_id), stage, int(depth), int(start), int(count)))
-        return found
+        return parse_ranges(self.ranges_text)
 
     @property
     def has_prompt(self) -> bool:
@@ -63,6 +59,15 @@ class LoggedBatch(NamedTuple):
         span = self.finished_ns - self.started_ns
         edges = [self.started_ns + span * part // parts for part in range(parts + 1)]
         return list(pairwise(edges))
+
+
+def parse_ranges(text: str) -> list[LoggedRange]:
+    """The ranges of a `ranges` field, in batch order. Raises `ValueError` for other text."""
+    found = []
+    for item in text.split(" "):
+        request_id, stage, depth, start, count = item.split(":")
+        found.append(LoggedRange(int(request_id), stage, int(depth), int(start), int(count)))
+    return found
 
 
 def read_batches(path: Path) -> Iterator[LoggedBatch]:

@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from policies.core.batch import ExecutionBatch, Stage
+from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
 from policies.core.errors import InvariantError
 from policies.core.events import COMPONENTS, Completion
 from policies.core.request import Request, Status
@@ -121,11 +121,16 @@ class RunLog:
 _STAGE_FIELD = {stage: f":{stage.value}:" for stage in Stage}
 
 
-def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
-    """One line of `batches.csv`. Ranges are `request:stage:depth:start:count`, joined by spaces, in batch order."""
-    ranges = " ".join(
-        [f"{request}{_STAGE_FIELD[stage]}{depth}:{start}:{count}" for request, stage, depth, start, count, *_ in batch.ranges]
+def ranges_text(ranges: tuple[ScheduledRange, ...]) -> str:
+    """Ranges as `request:stage:depth:start:count`, joined by spaces, in batch order."""
+    return " ".join(
+        [f"{request}{_STAGE_FIELD[stage]}{depth}:{start}:{count}" for request, stage, depth, start, count, *_ in ranges]
     )
+
+
+def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
+    """One line of `batches.csv`."""
+    ranges = ranges_text(batch.ranges)
     components = ",".join(map(str, completion.components_ns)) if completion.components_ns else "," * (len(COMPONENTS) - 1)
     allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in batch.allocations)
     return (

@@ -1,0 +1,251 @@
+"""The profile of a device: what batches cost, one line per measured case, as one CSV under a header of `# key: value` lines.
+
+The executor writes it, the simulator fits it; both only meet here. The columns are a contract:
+
+| column | meaning |
+|---|---|
+| `kind` | what the case isolates, see `KINDS` |
+| `case` | a name for people |
+| `stage`, `loop_count`, `rows`, `ranges` | the batch, as `batches.csv` has it; blank where no batch was run (`gap`) |
+| `n` | measurements behind the medians |
+| `device_ns`, `device_p10_ns`, `device_p90_ns` | device time, launched while another batch kept the device busy; of a `gap` its length |
+| `idle_device_ns` | the same, median, launched on an idle device: part of the launch counts, because the device waits for it |
+| `select_ns` | the engine's choice of the batch, median |
+| `prepare_ns`, `launch_ns`, `host_p90_ns` | host: packing the batch; handing it to the device; 90th percentile of their sum |
+| `clock_mhz`, `temperature_c` | of the device, under the load of the cases measured together with this one |
+
+Blank means not measured. The last line is `# complete: N cases`; without it the file is part of a profile, which only a resumed
+profiling run accepts.
+"""
+
+import csv
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.errors import InputError
+from results.batchlog import parse_ranges
+
+SCHEMA = "1"
+KINDS = {
+    "linear": "a recurrent batch whose rows see as little context as they can (ranges of up to 16 tokens from position 0)",
+    "attention": "a recurrent batch of few rows over long context, or of many rows in one range",
+    "prelude": "embedding sampled tokens",
+    "coda": "LM head and sampling",
+    "staging": "embedding prompt ranges into the hidden ring",
+    "copies": "LAST_EXITED copies of K/V of rows that leave after their range's depth; the kernel alone, loop_count 0",
+    "batch": "a batch that a policy formed on a serving workload",
+    "host": "batches of real runs with the same stage, loop count and number of ranges; `ranges` shows one of them",
+    "gap": "time between two things in real runs; `case` says which",
+}
+HEADER_KEYS = (
+    "schema", "mode", "seed", "date", "commit", "gpu", "driver", "python", "torch", "cuda", "triton", "model", "dtype",
+    "kernel_sha256", "cuda_graphs", "block_size", "row_buckets", "tile_rows", "tile_keys", "split_keys", "attention_slots",
+)  # fmt: skip
+"""Every profile has all of them; a value may be blank. From `row_buckets` on they are what a batch's shape is rounded to: row
+counts of the captured programs and heights of query tiles (blank-separated, ascending), keys of a history tile and of a split,
+work units of attention that run at once."""
+COMPLETE = "# complete: "
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One measured case; the fields are the columns, None where the file has a blank."""
+
+    kind: str
+    case: str
+    stage: Stage | None = None
+    loop_count: int | None = None
+    rows: int | None = None
+    ranges: str = ""
+    n: int | None = None
+    device_ns: int | None = None
+    device_p10_ns: int | None = None
+    device_p90_ns: int | None = None
+    idle_device_ns: int | None = None
+    select_ns: int | None = None
+    prepare_ns: int | None = None
+    launch_ns: int | None = None
+    host_p90_ns: int | None = None
+    clock_mhz: int | None = None
+    temperature_c: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What is measured: rows of one profile all differ in it."""
+        return (self.kind, self.case, f"{self.stage or ''} {self.loop_count} {self.ranges}")
+
+    def batch(self) -> ExecutionBatch:
+        """The measured batch, with sequence number 0. Raises `ValueError` for a row without one."""
+        if self.stage is None or self.loop_count is None:
+            raise ValueError(f"profile row {self.case!r} of kind {self.kind} has no batch")
+        ranges = tuple(
+            ScheduledRange(item.request_id, Stage(item.stage), item.depth, item.token_start, item.token_count, item.token_start)
+            for item in parse_ranges(self.ranges)
+        )
+        rows = sum(item.token_count for item in ranges)
+        return ExecutionBatch(0, self.stage, self.loop_count, ranges, rows, len({item.request_id for item in ranges}), 0, -1)
+
+    def fields(self) -> list[str]:
+        """The row as CSV fields in the order of `COLUMNS`."""
+        return ["" if value is None else str(value) for value in (getattr(self, name) for name in COLUMNS)]
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(ProfileRow))
+TEXT_COLUMNS = ("kind", "case", "stage", "ranges")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A profile read back. `is_complete` is False for the beginning of one, which only `read_part` returns."""
+
+    path: Path
+    header: Mapping[str, str]
+    rows: tuple[ProfileRow, ...]
+    is_complete: bool = True
+
+    def of_kind(self, *kinds: str) -> tuple[ProfileRow, ...]:
+        return tuple(row for row in self.rows if row.kind in kinds)
+
+
+def read_profile(path: Path) -> Profile:
+    """The whole profile at `path`. Raises `InputError` for another schema, a missing key, a bad or a missing line."""
+    profile = read_part(path)
+    if not profile.is_complete:
+        raise InputError(
+            f"{path}: ends after {len(profile.rows)} cases without `{COMPLETE}N cases`, expected a whole profile: it was cut, or is "
+            "not finished (the same `executor profile` command goes on from here)"
+        )
+    return profile
+
+
+def read_part(path: Path) -> Profile:
+    """What there is of a profile; a last line that was not written to its end is left out. Otherwise like `read_profile`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise InputError(f"{path}: cannot be read: {reason}, expected a profile") from None
+    lines = text.splitlines()
+    if text and not text.endswith("\n"):
+        lines.pop()
+    num_header = next((at for at, line in enumerate(lines) if not line.startswith("# ")), len(lines))
+    header = _header(lines[:num_header], path)
+    body = lines[num_header:]
+    if body[:1] != [",".join(COLUMNS)]:
+        raise InputError(f"{path} line {num_header + 1}: expected the columns {','.join(COLUMNS)}")
+    is_complete = body[-1].startswith(COMPLETE)
+    rows = tuple(_row(line, path, num_header + at) for at, line in enumerate(body[1 : len(body) - is_complete], start=2))
+    if is_complete and body[-1] != f"{COMPLETE}{len(rows)} cases":
+        raise InputError(f"{path}: has {len(rows)} cases, its last line says {body[-1].removeprefix(COMPLETE)!r}")
+    seen: set[tuple[str, str, str]] = set()
+    for row in rows:
+        if row.key in seen:
+            raise InputError(f"{path}: the case {row.case!r} of kind {row.kind} is there twice, expected every case once")
+        seen.add(row.key)
+    return Profile(path, header, rows, is_complete)
+
+
+def _header(lines: Iterable[str], path: Path) -> dict[str, str]:
+    header: dict[str, str] = {}
+    for line in lines:
+        key, colon, value = line.removeprefix("# ").partition(":")
+        if colon:
+            header[key.strip()] = value.strip()
+    if header.get("schema", SCHEMA) != SCHEMA:
+        raise InputError(f"{path}: profile schema {header['schema']}, expected {SCHEMA}: profile the device again")
+    missing = [key for key in HEADER_KEYS if key not in header]
+    if missing:
+        raise InputError(f"{path}: the header has no `# {missing[0]}: ...` line, expected a profile written by `executor profile`")
+    return header
+
+
+def _row(line: str, path: Path, number: int) -> ProfileRow:
+    try:
+        fields = next(csv.reader([line], strict=True), [])
+        if len(fields) != len(COLUMNS):
+            raise ValueError(f"{len(fields)} fields, expected {len(COLUMNS)}")
+        named = dict(zip(COLUMNS, fields, strict=True))
+        if named["kind"] not in KINDS:
+            raise ValueError(f"kind {named['kind']!r}, expected one of {', '.join(KINDS)}")
+        numbers = {name: int(text) if text else None for name, text in named.items() if name not in TEXT_COLUMNS}
+        row = ProfileRow(
+            named["kind"], named["case"], Stage(named["stage"]) if named["stage"] else None, ranges=named["ranges"], **numbers
+        )
+        if row.stage is not None and row.batch().rows != row.rows:
+            raise ValueError(f"{row.rows} rows, its ranges have {row.batch().rows}")
+    except (ValueError, csv.Error) as error:
+        raise InputError(f"{path} line {number}: {error}") from None
+    return row
+
+
+class ProfileWriter:
+    """Writes a profile, every line safe on disk once `append` returns. `rows` begins with those that were there before.
+
+    Use as a context manager, `append` what `is_done` does not know yet, and `finish` at the end; a profile that `is_complete`
+    takes no more.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, str], resumes: frozenset[str]) -> None:
+        """Begin `path`, or go on with what is there when its header is equal in the keys `resumes`.
+
+        Raises `InputError` when it is another profile, or cannot be read or written.
+        """
+        assert set(header) >= set(HEADER_KEYS), set(HEADER_KEYS) - set(header)
+        self.path = path
+        self.rows: list[ProfileRow] = []
+        self.is_complete = False
+        if path.exists():
+            part = read_part(path)
+            for key in HEADER_KEYS:
+                if key in resumes and part.header[key] != header[key]:
+                    raise InputError(
+                        f"{path}: was begun with {key} {part.header[key]!r} and this is {header[key]!r}: choose another --out"
+                    )
+            header, self.rows, self.is_complete = part.header, list(part.rows), part.is_complete
+        self._done = {row.key for row in self.rows}
+        draft = path.with_name(path.name + ".tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(draft, "w", encoding="utf-8", newline="\n") as file:
+                file.writelines(f"# {key}: {value}\n" for key, value in header.items())
+                file.write(",".join(COLUMNS) + "\n")
+                _write_rows(file, self.rows)
+                if self.is_complete:
+                    file.write(f"{COMPLETE}{len(self.rows)} cases\n")
+            os.replace(draft, path)
+            self._file = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+    def __enter__(self) -> "ProfileWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def is_done(self, row: ProfileRow) -> bool:
+        """Whether the case of `row` has been measured."""
+        return row.key in self._done
+
+    def append(self, rows: Iterable[ProfileRow]) -> None:
+        rows = list(rows)
+        _write_rows(self._file, rows)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.rows += rows
+        self._done |= {row.key for row in rows}
+
+    def finish(self) -> None:
+        """Write the last line, which makes the profile whole."""
+        self._file.write(f"{COMPLETE}{len(self.rows)} cases\n")
+        self._file.flush()
+        self.is_complete = True
+
+
+def _write_rows(file: TextIO, rows: Iterable[ProfileRow]) -> None:
+    csv.writer(file, lineterminator="\n").writerows(row.fields() for row in rows)
