@@ -75,7 +75,7 @@ def execute(
     with RunDirectory.create(config.resolved, identity, out) as directory:
         (directory.path / TOKENS).unlink(missing_ok=True)
         log = RunLog(directory.batches)
-        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log)
+        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns)
         session.warm_up(min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens))
         before = session.programs.counters()
         with RunProgress(len(workload.requests), identity.directory_name) as progress, CtrlC() as ctrl_c, few_collections():
@@ -95,7 +95,9 @@ def execute(
                 lambda: ctrl_c.is_pressed,
             )
             ending = run_to_end(backend.run, session.synchronize)
-        write_tokens(directory.path / TOKENS, backend.tokens)
+        # A token that was sampled for a client who had hung up is not an output.
+        tokens = {request_id: ids[: log.records[request_id].output_tokens] for request_id, ids in backend.tokens.items()}
+        write_tokens(directory.path / TOKENS, tokens)
         summary = write_outputs(
             directory,
             log,
@@ -109,7 +111,7 @@ def execute(
             notes=(*session.notes, *workload.notes),
             extra={
                 "input_sha256": input_sha256(config),
-                "output_token_sha256": tokens_sha256(backend.tokens),
+                "output_token_sha256": tokens_sha256(tokens),
                 **session.facts_for_summary(),
                 "versions": versions(),
                 **{name: value - before[name] for name, value in session.programs.counters().items()},
@@ -121,7 +123,7 @@ def execute(
     if ending.error is not None:
         where = f"after {log.totals.num_batches} batches; what had finished is in {directory.path}, marked failed"
         raise RunError(f"the run failed {where}: {one_line(ending.error)}") from ending.error
-    return directory.path, summary, backend.tokens
+    return directory.path, summary, tokens
 
 
 def make_audit(session: Session, run: PlannedRun) -> AddressAudit:

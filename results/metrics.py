@@ -9,6 +9,8 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
     ttft_ms, itl_ms, tpot_ms, e2e_ms   see `results.latency`
     queue_ms                      first scheduled - arrival, of every request that was scheduled and got a token
     rows_per_recurrent_invocation sum over batches of loop_count x rows / sum of loop_count
+    num_cancelled                 requests whose client hung up first: what they got until then counts in ttft_ms, itl_ms and
+                                  queue_ms; tpot_ms, e2e_ms and the throughputs are of finished requests alone
     gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
     limit_fraction                sum of physical limits / sum of device times; None when the backend told no limit
 

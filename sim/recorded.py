@@ -74,7 +74,8 @@ class LoggedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What a replay needs of a run. `outputs` is its oracle: the tokens that every request was given, once it had finished.
+    """What a replay needs of a run. `outputs` is its oracle: the tokens that every request was given, once it had finished;
+    `patience_ns` says of the cancelled ones how long after their arrival that was.
 
     `request_fields` are the lines of `requests.csv`, in its order. `is_cut` says that the run was interrupted or broke off,
     so that its log ends somewhere in the middle.
@@ -86,6 +87,7 @@ class RecordedRun:
     requests: tuple[Request, ...]
     request_fields: tuple[Fields, ...]
     outputs: Mapping[int, int]
+    patience_ns: Mapping[int, int]
     concurrency: int | None
     is_cut: bool
 
@@ -101,9 +103,9 @@ class RecordedRun:
         if max_context is not None:
             model = dataclasses.replace(model, max_context_tokens=min(model.max_context_tokens, max_context))
         fields = tuple(_read_csv(path / REQUESTS, REQUEST_COLUMNS))
-        requests, outputs = _requests(fields, path / REQUESTS)
+        requests, outputs, patience_ns = _requests(fields, path / REQUESTS)
         is_cut = summary["status"] == "interrupted" or "error" in summary
-        return cls(path, config, model, requests, fields, outputs, concurrency, is_cut)
+        return cls(path, config, model, requests, fields, outputs, patience_ns, concurrency, is_cut)
 
     def output_tokens(self, request_id: int) -> int:
         return self.outputs[request_id]
@@ -139,9 +141,11 @@ def _limits(spec: WorkloadSpec) -> tuple[int | None, int | None]:
     return synthetic.arrival.concurrency, synthetic.max_context
 
 
-def _requests(lines: Iterable[Fields], path: Path) -> tuple[tuple[Request, ...], dict[int, int]]:
+def _requests(lines: Iterable[Fields], path: Path) -> tuple[tuple[Request, ...], dict[int, int], dict[int, int]]:
+    """The requests in order of arrival, what each produces, and the patience of the cancelled ones."""
     requests: list[Request] = []
     outputs: dict[int, int] = {}
+    patience_ns: dict[int, int] = {}
     latest_ns = 0
     for number, fields in enumerate(lines, start=2):
         where = f"{path} line {number}"
@@ -159,8 +163,10 @@ def _requests(lines: Iterable[Fields], path: Path) -> tuple[tuple[Request, ...],
             )
         latest_ns = request.arrival_ns
         outputs[request.request_id] = delivered if fields["status"] == Status.FINISHED else request.max_tokens
+        if fields["status"] == Status.CANCELLED:
+            patience_ns[request.request_id] = _whole(fields, "finished_ns", where) - request.arrival_ns
         requests.append(request)
-    return tuple(requests), outputs
+    return tuple(requests), outputs, patience_ns
 
 
 def _read_csv(path: Path, columns: tuple[str, ...]) -> Iterator[Fields]:

@@ -68,7 +68,7 @@ def replay(path: Path) -> Outcome:
     """Replay the run directory at `path`, of either world. Raises `InputError` when it holds no run that can be replayed."""
     run = RecordedRun.read(path)
     scheduler = Scheduler(run.config.policy, run.model, run.config.scheduler, run.config.cache)
-    engine = Engine(scheduler, LoggedArrivals(run.requests, run.concurrency), RunLog())
+    engine = Engine(scheduler, LoggedArrivals(run.requests, run.concurrency), RunLog(), run.patience_ns)
     backend = ReplayBackend(engine, run)
     difference = backend.run() or (None if run.is_cut else _request_difference(run, engine.log))
     return Outcome(run, backend.num_equal, difference)

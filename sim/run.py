@@ -85,7 +85,8 @@ def simulate(
     scheduler = simulation.scheduler()
     with RunDirectory.create(config.resolved, identity, out) as directory:
         log = RunLog(directory.batches)
-        engine = Engine(scheduler, Arrivals(simulation.workload.requests, simulation.workload.concurrency), log)
+        workload = simulation.workload
+        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns)
         status = run_to_end(engine, simulation)
         summary = write_outputs(
             directory,

@@ -108,6 +108,7 @@ class Track:
     last_seq: int = -1
     groups: tuple[int, ...] = ()
     is_ended: bool = False
+    delivered: int = 0
     bypasses: int = 0
 
     @property
@@ -184,6 +185,7 @@ class Replay:
         self._running: dict[int, Track] = {}
         self._arriving = [track for track in reversed(tracks.values()) if track.status != "refused"]
         self._waiting: list[Track] = []
+        self._hang_ups: list[tuple[int, int]] = []
         self._clients_free = rules.concurrency if rules.concurrency is not None else len(tracks)
         for track in tracks.values():
             track.done = [0] * rules.num_loops
@@ -207,6 +209,7 @@ class Replay:
         while self._collected_seq < len(self.batches) - 1:
             now_ns = self._collect(now_ns)
         self._check_idle(now_ns, None, None)
+        self._arrive(1 << 63)
         for track in self.tracks.values():
             self._check_end(track)
         self._check_concurrency()
@@ -341,9 +344,13 @@ class Replay:
                 track.expects, track.depth = "CODA", 0
 
     def _collect(self, now_ns: int) -> int:
-        """The oldest submitted batch is collected: tokens are delivered and what nothing uses any more returns."""
+        """The oldest submitted batch is collected: tokens are delivered and what nothing uses any more returns.
+
+        Who has hung up by then gets no token of it.
+        """
         batch = self.batches[self._collected_seq + 1]
         self._check_idle(now_ns, None, batch)
+        self._arrive(batch.collected_ns)
         self._collected_seq = batch.seq
         self.surplus_rows += sum(item.count for item in batch.ranges if self.tracks[item.request_id].is_ended)
         for item in batch.ranges:
@@ -353,12 +360,16 @@ class Replay:
                 if number >= len(track.token_ns) or track.token_ns[number] != batch.finished_ns:
                     raise Broken(7, f"token {number + 1} of request {track.request_id} was made by batch {batch.seq}, finished at "
                                     f"{batch.finished_ns} ns; delivered at {track.token_ns[number:number + 1]}")  # fmt: skip
-                track.is_ended = number + 1 == track.output_tokens
+                track.delivered += 1
+                track.is_ended = track.status != "cancelled" and track.delivered == track.output_tokens
                 self._clients_free += track.is_ended and self.rules.concurrency is not None
+        self._drop_ended()
+        return batch.collected_ns
+
+    def _drop_ended(self) -> None:
         self._running = {
             key: track for key, track in self._running.items() if not (track.is_ended and track.last_seq <= self._collected_seq)
         }
-        return batch.collected_ns
 
     def _check_idle(self, now_ns: int, forms: Batch | None, collects: Batch | None) -> None:
         """Invariant 9: from the event at `now_ns` to the next one no chance to form a batch was passed over.
@@ -372,11 +383,10 @@ class Replay:
             self._check_formed(forms, now_ns)
         elif self.rules.has_exact_times:
             until_ns = forms.submitted_ns if forms else collects.collected_ns if collects else None
-            while self._arriving and (until_ns is None or self._arriving[-1].arrival_ns <= until_ns) and self._clients_free > 0:
-                arrival_ns = self._arriving[-1].arrival_ns
-                self._arrive(arrival_ns)
+            while (at_ns := self._next_ns()) is not None and (until_ns is None or at_ns <= until_ns):
+                self._arrive(at_ns)
                 if self._admissible():
-                    self._check_formed(forms, arrival_ns)
+                    self._check_formed(forms, at_ns)
                     return
             if forms:
                 raise Broken(9, f"batch {forms.seq} is formed at {forms.submitted_ns} ns, when nothing had happened")
@@ -387,11 +397,35 @@ class Replay:
         if self.rules.has_exact_times and batch.submitted_ns != now_ns:
             raise Broken(9, f"batch {batch.seq} could have been formed at {now_ns} ns, was at {batch.submitted_ns}")
 
+    def _next_ns(self) -> int | None:
+        """When somebody arrives or hangs up next."""
+        times = [track.arrival_ns for track in self._arriving[-1:] if self._clients_free > 0]
+        times += [at_ns for at_ns, _ in self._hang_ups]
+        return min(times, default=None)
+
     def _arrive(self, now_ns: int) -> None:
-        """Requests that have arrived by `now_ns` wait; under a closed loop the next one comes after an earlier one's end."""
-        while self._arriving and self._arriving[-1].arrival_ns <= now_ns and self._clients_free > 0:
-            self._clients_free -= 1
-            self._waiting.append(self._arriving.pop())
+        """Requests that have arrived by `now_ns` wait; under a closed loop the next one comes after an earlier one's end.
+
+        Whoever has hung up by then waits no more, or runs no more.
+        """
+        while (at_ns := self._next_ns()) is not None and at_ns <= now_ns:
+            if self._arriving and self._arriving[-1].arrival_ns == at_ns and self._clients_free > 0:
+                self._clients_free -= 1
+                track = self._arriving.pop()
+                self._waiting.append(track)
+                if track.status == "cancelled":
+                    self._hang_ups.append((track.finished_ns or 0, track.request_id))
+                continue
+            hang_up = min(self._hang_ups)
+            self._hang_ups.remove(hang_up)
+            track = self.tracks[hang_up[1]]
+            track.is_ended = True
+            self._clients_free += self.rules.concurrency is not None
+            if track in self._waiting:
+                self._waiting.remove(track)
+            elif track.request_id not in self._running:
+                raise Broken(7, f"request {track.request_id} is cancelled at {at_ns} ns and neither waits nor runs")
+            self._drop_ended()
 
     def _admissible(self) -> list[int]:
         """Requests that admission lets in now, one after another, by queue order, scan limit and bypass limits."""
@@ -457,16 +491,19 @@ class Replay:
             if track.last_seq >= 0 or track.output_tokens or track.finished_ns is None or track.finished_ns < track.arrival_ns:
                 raise Broken(7, f"{who} was refused and ran, or has no end")
             return
-        if track.status != "finished" or not track.is_ended or track.request_id in self._running:
+        is_cancelled = track.status == "cancelled"
+        if not (is_cancelled or track.status == "finished") or not track.is_ended or track.request_id in self._running:
             raise Broken(7, f"{who} is {track.status} with {track.output_tokens} tokens delivered")
-        if not 1 <= track.output_tokens == len(track.token_ns) <= track.max_tokens:
+        least = 0 if is_cancelled else 1
+        if not least <= track.delivered == track.output_tokens == len(track.token_ns) <= track.max_tokens:
             raise Broken(7, f"{who} has {track.output_tokens} tokens, {len(track.token_ns)} times, max_tokens {track.max_tokens}")
         if self.rules.outputs is not None:
             expected = min(self.rules.outputs.get(track.request_id, track.max_tokens), track.max_tokens)
-            if track.output_tokens != expected:
+            if track.output_tokens != expected and not (is_cancelled and track.output_tokens < expected):
                 raise Broken(7, f"{who} ended after {track.output_tokens} tokens, the oracle says {expected}")
-        times = [track.arrival_ns, track.first_scheduled_ns or 0, *track.token_ns, track.finished_ns or 0]
-        if times != sorted(times) or track.finished_ns != track.token_ns[-1]:
+        scheduled = [] if is_cancelled and track.first_scheduled_ns is None else [track.first_scheduled_ns or 0]
+        times = [track.arrival_ns, *scheduled, *track.token_ns, track.finished_ns or 0]
+        if times != sorted(times) or (not is_cancelled and track.finished_ns != track.token_ns[-1]):
             raise Broken(6, f"{who}: arrival, first scheduled, tokens, finish at {times} ns")
 
     def _check_concurrency(self) -> None:

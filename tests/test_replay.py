@@ -20,7 +20,8 @@ from sim.run import simulate
 OPEN = {"arrival": {"process": "poisson", "rate": 300}}
 CLOSED = {"arrival": {"process": "closed", "concurrency": 2}}
 CAPPED = {"arrival": {"process": "poisson", "rate": 300, "concurrency": 3}}
-LOOPS = {"open": OPEN, "closed": CLOSED, "capped": CAPPED}
+HASTY = {**OPEN, "patience_ms": [1000, 4, 30]}
+LOOPS = {"open": OPEN, "closed": CLOSED, "capped": CAPPED, "hasty": HASTY}
 Lines = list[list[str]]
 
 

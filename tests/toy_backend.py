@@ -64,12 +64,14 @@ def run(
     concurrency: int | None = None,
     model: ModelShape = OURO_TINY,
     world: World | None = None,
+    patience_ns: Mapping[int, int] | None = None,
+    cache: CacheSettings | None = None,
 ) -> Run:
     """Run `requests` to the end and return what is left of it. Raises what the engine raises."""
-    cache = CacheSettings(block_size=block_size, num_blocks=num_blocks)
+    cache = cache or CacheSettings(block_size=block_size, num_blocks=num_blocks)
     scheduler = Scheduler(policy, model, settings or SchedulerSettings(), cache)
     text = io.StringIO()
-    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(text))
+    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(text), patience_ns)
     commands = drive(engine, world or World())
     batches = [command.batch for command in commands if isinstance(command, Submit)]
     return Run(engine, commands, batches, text.getvalue(), requests_text(engine.log))

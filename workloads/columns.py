@@ -40,7 +40,10 @@ class PrefixBlocks(Mapping[int, tuple[int, ...]]):
 
 @dataclass(slots=True)
 class Columns:
-    """What a source knows. `arrival_ns` needs no common origin; `max_tokens` is None where the source names none."""
+    """What a source knows. `arrival_ns` needs no common origin; `max_tokens` is None where the source names none.
+
+    `patience_ns` is how long after its arrival a request's client hangs up, by index, for those whose does.
+    """
 
     name: str
     arrival_ns: "array[int]" = field(default_factory=int_column)
@@ -49,6 +52,7 @@ class Columns:
     max_tokens: list[int | None] = field(default_factory=list)
     priority: "array[int]" = field(default_factory=int_column)
     prefix_blocks: PrefixBlocks | None = None
+    patience_ns: dict[int, int] = field(default_factory=dict)
     concurrency: int | None = None
     skipped_rows: int = 0
     notes: list[str] = field(default_factory=list)

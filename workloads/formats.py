@@ -23,6 +23,7 @@ class TraceFormat:
     max_tokens: str | None = None
     priority: str | None = None
     blocks: str | None = None
+    cancel: str | None = None
 
     @property
     def header(self) -> str:
@@ -41,6 +42,7 @@ FORMATS = (
         "output_tokens",
         max_tokens="max_tokens",
         priority="priority",
+        cancel="cancel_ns",
     ),
 )
 

@@ -30,6 +30,7 @@ class Row(NamedTuple):
     max_tokens: int | None
     priority: int
     blocks: tuple[int, ...]
+    patience_ns: int | None
 
 
 class Records:
@@ -123,14 +124,16 @@ class RowReader:
         """Yield the rows in file order. Raises `InputError` at the first bad one."""
         fmt = self._layout.format
         for line, cells in records:
+            arrival_ns = self._arrival(line, cells)
             yield Row(
                 line,
-                self._arrival(line, cells),
+                arrival_ns,
                 self._tokens(line, cells, fmt.prompt),
                 self._tokens(line, cells, fmt.output),
                 self._max_tokens(line, cells),
                 self._priority(line, cells),
                 self._blocks(line, cells),
+                self._patience(line, cells, arrival_ns),
             )
 
     def _arrival(self, line: int, cells: Mapping[str, Any]) -> int | None:
@@ -175,6 +178,21 @@ class RowReader:
         if priority is None or abs(priority) > MAX_TOKENS:
             self._refuse(line, column, cells[column], "nothing or a whole number, lower first")
         return priority
+
+    def _patience(self, line: int, cells: Mapping[str, Any], arrival_ns: int | None) -> int | None:
+        """From the arrival to the hang-up, which the file has in nanoseconds on the clock of its arrivals."""
+        column = self._layout.format.cancel
+        if column is None or _is_blank(cells.get(column)):
+            return None
+        if arrival_ns is None:
+            self._refuse(line, column, cells[column], "nothing in a file without arrival times")
+        try:
+            cancel_ns = number_ns(str(cells[column]).strip(), "ns")
+        except TimestampError as error:
+            self._refuse(line, column, cells[column], str(error).removeprefix("expected "))
+        if cancel_ns < arrival_ns:
+            self._refuse(line, column, cells[column], f"nothing or at least the arrival, {arrival_ns} ns")
+        return cancel_ns - arrival_ns
 
     def _blocks(self, line: int, cells: Mapping[str, Any]) -> tuple[int, ...]:
         column = self._layout.format.blocks

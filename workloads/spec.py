@@ -156,7 +156,7 @@ Lengths = Annotated[
         custom_error_message="expected an integer, a list of integers or a mapping with distribution: lognormal, uniform or choice",
     ),
 ]
-"""Tokens of each request: an integer, a list to cycle, or a distribution to draw from."""
+"""A whole number for each request (tokens, milliseconds): an integer, a list to cycle, or a distribution to draw from."""
 
 
 class TraceSpec(_Checked):
@@ -165,7 +165,9 @@ class TraceSpec(_Checked):
     `limit` takes the first so many usable rows in file order and reads no further. `time_scale` multiplies arrival times (2 is
     half the load). `arrival` replaces recorded times and is needed for files that have none. `max_tokens` is what the client asks
     for: true outputs above it are cut to it; null asks for exactly the true output. `max_context` drops nothing here: the engine
-    refuses requests above it, so that counts add up. `dataset`, `start_s` and `duration_s` belong to ServeGen files.
+    refuses requests above it, so that counts add up. `patience_ms` is how many milliseconds after its arrival a client hangs up,
+    drawn like lengths and not scaled; it replaces a recorded `cancel_ns`. `dataset`, `start_s` and `duration_s` belong to ServeGen
+    files.
     """
 
     kind: Literal["trace"] = "trace"
@@ -178,13 +180,14 @@ class TraceSpec(_Checked):
     concurrency: Count | None = None
     max_tokens: Tokens | None = None
     max_context: Tokens | None = None
+    patience_ms: Lengths | None = None
     dataset: Text | None = None
     start_s: NotNegative | None = None
     duration_s: Positive | None = None
 
 
 class SyntheticSpec(_Checked):
-    """`kind: synthetic`: `num_requests` requests by an arrival process and two length rules. `max_tokens` as in `TraceSpec`."""
+    """`kind: synthetic`: `num_requests` requests by an arrival process and two length rules; the rest as in `TraceSpec`."""
 
     kind: Literal["synthetic"] = "synthetic"
     num_requests: Count
@@ -193,6 +196,7 @@ class SyntheticSpec(_Checked):
     output_tokens: Lengths
     max_tokens: Tokens | None = None
     max_context: Tokens | None = None
+    patience_ms: Lengths | None = None
 
 
 class PresetSpec(_Checked):
@@ -209,6 +213,7 @@ class PresetSpec(_Checked):
     output_tokens: Lengths | None = None
     max_tokens: Tokens | None = None
     max_context: Tokens | None = None
+    patience_ms: Lengths | None = None
     rate: Positive | None = None
     concurrency: Count | None = None
 

@@ -59,6 +59,8 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
     for row in islice(usable, spec.limit):
         if row.arrival_ns is not None:
             columns.arrival_ns.append(row.arrival_ns)
+        if row.patience_ns is not None:
+            columns.patience_ns[len(columns)] = row.patience_ns
         columns.append(row.prompt_tokens, row.output_tokens, row.max_tokens, row.priority)
         if columns.prefix_blocks is not None:
             columns.prefix_blocks.append(row.blocks)

@@ -14,8 +14,9 @@ from policies.core.errors import InputError
 from policies.core.request import Oracle, Request
 from workloads.columns import Columns
 from workloads.presets import generate_preset, resolve_preset
-from workloads.spec import PresetSpec, TraceSpec, WorkloadSpec
-from workloads.synthetic import generate
+from workloads.rng import stream
+from workloads.spec import PresetSpec, SyntheticSpec, TraceSpec, WorkloadSpec
+from workloads.synthetic import draw_lengths, generate
 from workloads.timestamps import MAX_NS
 from workloads.trace import read_trace
 
@@ -38,7 +39,8 @@ class Workload:
     With `concurrency` at most so many are outstanding at a time and `arrival_ns` is the earliest a request may arrive (0 for a pure
     closed loop). `skipped_rows` failed when they were recorded and are not among `requests`. `notes` are sentences for the user.
     `prefix_blocks` holds the prefix block ids of each request where the trace has them. `max_context` is the longest prompt
-    plus `max_tokens` that the user allows; the engine refuses requests above it.
+    plus `max_tokens` that the user allows; the engine refuses requests above it. `patience_ns` says of the requests in it how long
+    after their arrival the client hangs up: the engine's to know, not the policies'.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Workload:
     notes: tuple[str, ...] = ()
     prefix_blocks: Mapping[int, tuple[int, ...]] | None = field(default=None, repr=False)
     max_context: int | None = None
+    patience_ns: Mapping[int, int] | None = field(default=None, repr=False)
 
 
 def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> Workload:
@@ -61,14 +64,15 @@ def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> 
         columns = read_trace(spec, seed, base_dir)
         if spec.concurrency is not None:
             columns.concurrency = spec.concurrency
-        return _assemble(columns, spec.max_tokens, spec.max_context, spec.time_scale)
+        return _assemble(columns, spec, seed, spec.time_scale)
     if isinstance(spec, PresetSpec):
         resolved = resolve_preset(spec)
-        return _assemble(generate_preset(spec, seed), resolved.max_tokens, resolved.max_context)
-    return _assemble(generate(spec, seed), spec.max_tokens, spec.max_context)
+        return _assemble(generate_preset(spec, seed), resolved, seed)
+    return _assemble(generate(spec, seed), spec, seed)
 
 
-def _assemble(columns: Columns, max_tokens: int | None, max_context: int | None, time_scale: float = 1.0) -> Workload:
+def _assemble(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: float = 1.0) -> Workload:
+    max_tokens = spec.max_tokens
     notes = [*columns.notes]
     arrivals = _rebased(columns, time_scale)
     num_late = _count_out_of_order(arrivals)
@@ -95,8 +99,18 @@ def _assemble(columns: Columns, max_tokens: int | None, max_context: int | None,
         columns.skipped_rows,
         tuple(notes),
         columns.prefix_blocks,
-        max_context,
+        spec.max_context,
+        _patience(columns, spec, seed, time_scale),
     )
+
+
+def _patience(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: float) -> dict[int, int] | None:
+    """Nanoseconds from arrival to hang-up by request id: drawn where the spec says so, else as recorded, on the scaled clock."""
+    if spec.patience_ms is not None:
+        drawn_ms = draw_lengths(spec.patience_ms, len(columns), stream(seed, "patience"))
+        return {request_id: 1_000_000 * patience_ms for request_id, patience_ms in enumerate(drawn_ms)}
+    scale = Fraction(str(time_scale))
+    return {key: value * scale.numerator // scale.denominator for key, value in columns.patience_ns.items()} or None
 
 
 def _rebased(columns: Columns, time_scale: float) -> "array[int]":

@@ -19,13 +19,25 @@ class AdmissionQueue:
         self._max_bypasses = max_bypasses
         self._heap: list[tuple[int, int, int, Request]] = []
         self._bypasses: dict[int, int] = {}
+        self._withdrawn: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) - len(self._withdrawn)
 
     def push(self, request: Request) -> None:
         rank = request.priority if self._by_priority else 0
         heapq.heappush(self._heap, (rank, request.arrival_ns, request.request_id, request))
+
+    def withdraw(self, request_id: int) -> None:
+        """Take a waiting request out of the queue; its entry goes when it comes to the head."""
+        self._withdrawn.add(request_id)
+        self._bypasses.pop(request_id, None)
+
+    def _head(self) -> Request | None:
+        """The first request that still waits."""
+        while self._heap and self._heap[0][2] in self._withdrawn:
+            self._withdrawn.discard(heapq.heappop(self._heap)[2])
+        return self._heap[0][3] if self._heap else None
 
     def pop_admissible(self, fits: Callable[[Request], bool]) -> Request | None:
         """Remove and return the first request that fits and may go, or None.
@@ -33,17 +45,9 @@ class AdmissionQueue:
         Scans at most `scan_limit` entries. Every entry before the one returned is bypassed once; an entry bypassed
         `max_bypasses` times ends the scan. With a limit of 2 and a head that never fits, the third request behind it waits.
         """
-        if not self._heap:
-            return None
-        if fits(self._heap[0][3]):
-            request = heapq.heappop(self._heap)[3]
-            self._bypasses.pop(request.request_id, None)
-            return request
         overtaken: list[tuple[int, int, int, Request]] = []
         chosen = None
-        while self._heap and len(overtaken) < self._scan_limit:
-            entry = self._heap[0]
-            request = entry[3]
+        while len(overtaken) < self._scan_limit and (request := self._head()) is not None:
             if fits(request):
                 heapq.heappop(self._heap)
                 chosen = request

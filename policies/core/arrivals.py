@@ -24,6 +24,7 @@ class Arrivals:
         self._source: Iterator[Request] = iter(requests)
         self._next = next(self._source, None)
         self._free_since_ns = None if concurrency is None else deque([0] * concurrency)
+        self._latest_end_ns = 0
         self._last_order = (-1, -1)
 
     def next_ns(self) -> int | None:
@@ -60,6 +61,7 @@ class Arrivals:
             yield request if arrival_ns == request.arrival_ns else replace(request, arrival_ns=arrival_ns)
 
     def ended(self, now_ns: int) -> None:
-        """A request has ended; under a closed loop its place is free from `now_ns` on."""
+        """A request has ended; under a closed loop its place is free from `now_ns` on, or from the latest end before."""
         if self._free_since_ns is not None:
-            self._free_since_ns.append(now_ns)
+            self._latest_end_ns = max(self._latest_end_ns, now_ns)
+            self._free_since_ns.append(self._latest_end_ns)

@@ -5,26 +5,32 @@ sent, in integer nanoseconds. At equal times arrivals come before completions' c
 `arrival_ns <= now_ns` is let in before a batch is formed.
 """
 
+import heapq
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 
 from policies.core.arrivals import Arrivals
 from policies.core.batch import ExecutionBatch
 from policies.core.errors import InvariantError, StuckError
 from policies.core.events import Command, Completion, Event, Submit, Wait
-from policies.core.request import Status
+from policies.core.request import Request, Status
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
 
 
 class Engine:
-    """One run: `scheduler` and `log` are its state, `run()` its loop. Use an engine once."""
+    """One run: `scheduler` and `log` are its state, `run()` its loop. Use an engine once.
 
-    def __init__(self, scheduler: Scheduler, arrivals: Arrivals, log: RunLog) -> None:
+    `patience_ns` says of some requests how long after their arrival the client hangs up; nothing else here knows it beforehand.
+    """
+
+    def __init__(self, scheduler: Scheduler, arrivals: Arrivals, log: RunLog, patience_ns: Mapping[int, int] | None = None) -> None:
         self.scheduler = scheduler
         self.arrivals = arrivals
         self.log = log
         self.now_ns = 0
+        self._patience_ns = patience_ns or {}
+        self._hang_ups: list[tuple[int, int]] = []
         self._device_free_ns = 0
         self._submitted: deque[ExecutionBatch] = deque()
 
@@ -33,17 +39,17 @@ class Engine:
 
         With `inflight` 2 the loop submits batch n+1 before it waits for batch n: selection reads scheduled progress.
         """
-        scheduler, arrivals = self.scheduler, self.arrivals
+        scheduler = self.scheduler
         inflight = scheduler.settings.inflight
         while True:
-            self._let_in()
+            self._catch_up()
             if scheduler.num_in_flight < inflight:
                 batch = scheduler.form_batch(self.now_ns)
                 if batch is not None:
                     self._submitted.append(batch)
                     self._hear((yield Submit(batch)))
                     continue
-                until_ns = arrivals.next_ns()
+                until_ns = self._next_ns()
                 if until_ns is None and not scheduler.num_in_flight:
                     self._check_end()
                     return
@@ -51,23 +57,67 @@ class Engine:
             else:
                 self._hear((yield Wait(None)))
 
-    def _let_in(self) -> None:
-        for request in self.arrivals.pop_until(self.now_ns):
-            record = self.log.arrived(request)
-            reason = self.scheduler.refusal(request)
-            if reason is None:
-                self.scheduler.enqueue(request)
+    def _catch_up(self) -> None:
+        """Let in whoever has arrived and cancel for whoever has hung up by now, in the order of their times, arrivals first."""
+        if not self._patience_ns:
+            for request in self.arrivals.pop_until(self.now_ns):
+                self._let_in(request)
+            return
+        while True:
+            hang_up_ns = self._next_hang_up_ns()
+            until_ns = self.now_ns if hang_up_ns is None else min(hang_up_ns, self.now_ns)
+            arrived = next(self.arrivals.pop_until(until_ns), None)
+            if arrived is not None:
+                self._let_in(arrived)
+            elif hang_up_ns == until_ns:
+                self._cancel(*heapq.heappop(self._hang_ups))
             else:
-                record.status = Status.REFUSED
-                record.reason = reason
-                record.finished_ns = self.now_ns
-                self.arrivals.ended(self.now_ns)
+                return
+
+    def _let_in(self, request: Request) -> None:
+        record = self.log.arrived(request)
+        reason = self.scheduler.refusal(request)
+        if reason is None:
+            self.scheduler.enqueue(request)
+            patience_ns = self._patience_ns.get(request.request_id)
+            if patience_ns is not None:
+                heapq.heappush(self._hang_ups, (request.arrival_ns + patience_ns, request.request_id))
+        else:
+            record.status = Status.REFUSED
+            record.reason = reason
+            record.finished_ns = self.now_ns
+            self.arrivals.ended(self.now_ns)
+
+    def _cancel(self, at_ns: int, request_id: int) -> None:
+        record = self.log.records[request_id]
+        state = self.scheduler.cancel(request_id)
+        if state is not None and state.first_scheduled_ns >= 0:
+            record.first_scheduled_ns = state.first_scheduled_ns
+        record.status = Status.CANCELLED
+        record.finished_ns = at_ns
+        self.arrivals.ended(at_ns)
+
+    def _next_ns(self) -> int | None:
+        """When the next request arrives or the next client hangs up; None when neither comes by itself."""
+        arrival_ns, hang_up_ns = self.arrivals.next_ns(), self._next_hang_up_ns()
+        if arrival_ns is None or hang_up_ns is None:
+            return hang_up_ns if arrival_ns is None else arrival_ns
+        return min(arrival_ns, hang_up_ns)
+
+    def _next_hang_up_ns(self) -> int | None:
+        """When the next client hangs up on a request that has not ended; None when none will."""
+        while self._hang_ups and self.log.records[self._hang_ups[0][1]].status.is_end:
+            heapq.heappop(self._hang_ups)
+        return self._hang_ups[0][0] if self._hang_ups else None
 
     def _hear(self, event: Event) -> None:
+        """Take in an event. A client that hung up before the engine learnt of a completion does not get its token."""
         if event.now_ns < self.now_ns:
             raise InvariantError(f"invariant 6: time went back from {self.now_ns} to {event.now_ns} ns")
         self.now_ns = event.now_ns
         if isinstance(event, Completion):
+            if self._patience_ns:
+                self._catch_up()
             self._apply(event)
 
     def _apply(self, completion: Completion) -> None:

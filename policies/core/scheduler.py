@@ -81,6 +81,21 @@ class Scheduler:
         self.waiting.push(request)
         self._may_admit = True
 
+    def cancel(self, request_id: int) -> RequestState | None:
+        """End a waiting or running request whose client has hung up; return its state, None when it only waited.
+
+        Nothing of it is scheduled any more. What it holds returns when no submitted batch touches it: now, or when the last one
+        that does is collected.
+        """
+        state = self.running.get(request_id)
+        if state is None:
+            self.waiting.withdraw(request_id)
+            self._may_admit = True
+            return None
+        self._end(state)
+        self._release_drained()
+        return state
+
     def form_batch(self, now_ns: int) -> ExecutionBatch | None:
         """Admit, select, validate, commit; None when no running request has anything left to schedule.
 
@@ -217,13 +232,16 @@ class Scheduler:
                 state.num_output_tokens += 1
                 has_ended = state.num_output_tokens == state.max_tokens or item.request_id in completion.stops
                 if has_ended:
-                    state.is_ended = True
-                    state.phase = Phase.DRAINED
-                    self._draining.append(state)
+                    self._end(state)
                 delivered.append((state, has_ended))
         if self._draining:
             self._release_drained()
         return delivered
+
+    def _end(self, state: RequestState) -> None:
+        state.is_ended = True
+        state.phase = Phase.DRAINED
+        self._draining.append(state)
 
     def _release_drained(self) -> None:
         remaining = []
@@ -233,6 +251,7 @@ class Scheduler:
                 continue
             self.blocks.release(state.request_id)
             self.rings.release(state.ring_id)
+            self._hidden_rows -= state.prompt.num_resident_rows
             del self.running[state.request_id]
             self._may_admit = True
         if len(remaining) < len(self._draining):

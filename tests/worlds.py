@@ -1,0 +1,142 @@
+"""Random small worlds for property tests: requests, clients, limits, a pool and a device, all drawn from one seed. Cheap to make.
+
+A world is everything but the policy. `RandomWorld.run` drives the scheduler through it, `RandomWorld.check` has an outside checker
+go through the log. A feature that joins the scheduler joins `draw_world`, and every property is tested with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from log_checker import Replay, Rules, check_log
+from toy_backend import Run, World, model_with, run
+
+from policies.atomic import Atomic
+from policies.core.batch import ExecutionBatch
+from policies.core.policy import Policy
+from policies.core.request import Request
+from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.mixed import Mixed
+from policies.split import Split
+from policies.wcpb import Wavefront
+
+VARIANTS: dict[str, Policy] = {
+    "atomic": Atomic(),
+    "split": Split(),
+    "mixed": Mixed(),
+    "wcpb": Wavefront(),
+    "wcpb-apart": Wavefront(mix_decode=False),
+    "wcpb-staged": Wavefront(fuse_prelude=False),
+    "wcpb-apart-staged": Wavefront(mix_decode=False, fuse_prelude=False),
+}
+
+
+@dataclass(frozen=True)
+class RandomWorld:
+    """One random world. `outputs` is its oracle, `patience_ns` says who hangs up and when."""
+
+    requests: tuple[Request, ...]
+    outputs: Mapping[int, int]
+    patience_ns: Mapping[int, int]
+    scheduler: SchedulerSettings
+    cache: CacheSettings
+    num_loops: int
+    concurrency: int | None
+    durations_ns: tuple[int, ...]
+    host_ns: int
+    collect_delay_ns: int
+    max_context_tokens: int
+
+    def run(self, policy: Policy) -> Run:
+        return run(
+            policy,
+            self.requests,
+            self.scheduler,
+            cache=self.cache,
+            concurrency=self.concurrency,
+            model=model_with(self.num_loops, self.max_context_tokens),
+            world=World(self.duration_ns, self.outputs, self.host_ns, self.collect_delay_ns),
+            patience_ns=self.patience_ns,
+        )
+
+    def duration_ns(self, batch: ExecutionBatch) -> int:
+        return self.durations_ns[batch.seq % len(self.durations_ns)]
+
+    def rules(self, policy: Policy) -> Rules:
+        assert self.cache.num_blocks is not None
+        return Rules(
+            num_loops=self.num_loops,
+            max_num_seqs=self.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
+            chunk_tokens=self.scheduler.prefill_chunk_size or self.scheduler.max_num_batched_tokens,
+            inflight=self.scheduler.inflight,
+            resident_chunks=self.num_loops if isinstance(policy, Wavefront) else 1,
+            num_groups=self.cache.num_blocks // self.num_loops,
+            block_size=self.cache.block_size,
+            max_context_tokens=self.max_context_tokens,
+            by_priority=self.scheduler.admission == "priority",
+            scan_limit=self.scheduler.admission_scan_limit,
+            max_bypasses=self.scheduler.max_admission_bypasses,
+            concurrency=self.concurrency,
+            outputs=self.outputs,
+        )
+
+    def check(self, policy: Policy) -> tuple[Run, Replay]:
+        """Run, and raise unless all invariants hold in the log and nothing is left allocated."""
+        result = self.run(policy)
+        result.engine.scheduler.check_drained()
+        replay = check_log(result.batches_csv, result.requests_csv, self.rules(policy))
+        assert replay.surplus_rows == result.engine.scheduler.surplus_rows
+        return result, replay
+
+
+def draw_world(chance: Random) -> RandomWorld:
+    """Up to nine requests, a third of which are hung up on, in a pool from one group in each plane up."""
+    num_loops = chance.choice([4, 4, 4, 1, 2, 3, 5])
+    requests, outputs, patience_ns, now_ns = [], {}, {}, 0
+    ids = list(range(chance.randint(1, 9)))
+    chance.shuffle(ids)
+    for request_id in ids:
+        now_ns += chance.choice([0, 0, 1, 7, 40, 300])
+        max_tokens = chance.randint(1, 6)
+        prompt_tokens = chance.randint(1, chance.choice([12, 48]))
+        requests.append(Request(request_id, now_ns, prompt_tokens, max_tokens, chance.randint(0, 2)))
+        outputs[request_id] = chance.randint(1, max_tokens)
+        if chance.random() < 0.35:
+            patience_ns[request_id] = chance.choice([0, chance.randint(0, 60), chance.randint(0, 600)])
+    requests.sort(key=lambda request: (request.arrival_ns, request.request_id))
+    return RandomWorld(
+        requests=tuple(requests),
+        outputs=outputs,
+        patience_ns=patience_ns,
+        scheduler=draw_scheduler(chance),
+        cache=draw_cache(chance, num_loops),
+        num_loops=num_loops,
+        concurrency=chance.choice([None, None, 1, 2, 4]),
+        durations_ns=tuple(chance.randint(0, 30) for _ in range(chance.randint(1, 7))),
+        host_ns=chance.choice([0, 0, 5, 50]),
+        collect_delay_ns=chance.choice([0, 0, 3]),
+        max_context_tokens=chance.choice([65536, 65536, 40]),
+    )
+
+
+def draw_scheduler(chance: Random) -> SchedulerSettings:
+    """Limits from the smallest that work to some that never bind; chunks up to the budget, and None."""
+    budget = chance.randint(1, chance.choice([12, 64]))
+    return SchedulerSettings(
+        max_num_seqs=chance.randint(1, 5),
+        max_num_batched_tokens=budget,
+        prefill_chunk_size=chance.choice([None, chance.randint(1, min(budget, 6)), chance.randint(1, budget)]),
+        decode=chance.choice(["refill", "no_refill"]),
+        inflight=chance.choice([1, 2, 2]),
+        admission=chance.choice(["fcfs", "priority"]),
+        admission_scan_limit=chance.randint(1, 4),
+        max_admission_bypasses=chance.randint(0, 3),
+        max_prefill_batches_before_decode=chance.randint(1, 3),
+        min_coda_batch_size=chance.randint(1, 3),
+    )
+
+
+def draw_cache(chance: Random, num_loops: int) -> CacheSettings:
+    groups = chance.choice([chance.randint(1, 12), chance.randint(8, 80)])
+    return CacheSettings(block_size=chance.randint(1, 8), num_blocks=groups * num_loops + chance.randint(0, num_loops - 1))
