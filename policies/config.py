@@ -133,6 +133,8 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     check_keys(raw, SECTIONS, where)
     model = _text(raw.get("model", "ouro-1.4b"), where, "model")
     device = _text(raw.get("device", "h200"), where, "device")
+    if device.endswith(".json"):
+        device = str(locate(device, base_dir).resolve())
     policy = parse_policy(raw.get("policy", "wcpb"), where)
     scheduler = parse_section(SchedulerSettings, raw.get("scheduler"), where, "scheduler")
     cache = parse_section(CacheSettings, _spell_off(raw.get("cache"), "preemption"), where, "cache")

@@ -1,12 +1,14 @@
 """The SimPy world: a host process that drives the engine and a device process that runs batches one after another.
 
-The host is busy for a batch's select, prepare and launch time; the device is a FIFO. With two batches in flight the host's time
-hides behind the device's. Simulated time is integer nanoseconds throughout.
+It does what `executor/backend.py` does. The host chooses a batch, packs it, launches it. The device, a FIFO, begins a batch when it
+is packed and the one before it has ended; how soon after packing it can end depends on the launch, which an idle device waits for.
+With several batches in flight the host's time hides behind the device's. A host that waits learns of an end a little later.
+Simulated time is integer nanoseconds throughout, and has no noise: batches of one shape take the same time.
 """
 
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 import simpy
 
@@ -18,6 +20,23 @@ from policies.core.request import Oracle
 from sim.latency import LatencyModel, Prediction
 
 SimProcess = Generator[simpy.Event, Any, None]
+
+
+class Launched(NamedTuple):
+    """A batch that has been handed to the device; `ready_ns` is when an idle device would have begun it."""
+
+    batch: ExecutionBatch
+    prediction: Prediction
+    ready_ns: int
+
+
+class Done(NamedTuple):
+    """A batch that the device is through with, and when it began and ended."""
+
+    batch: ExecutionBatch
+    prediction: Prediction
+    started_ns: int
+    finished_ns: int
 
 
 class SimBackend:
@@ -34,8 +53,11 @@ class SimBackend:
         self._oracle = oracle
         self._is_stopped = is_stopped
         self._env = simpy.Environment()
-        self._queue: deque[tuple[ExecutionBatch, Prediction]] = deque()
-        self._done: deque[tuple[ExecutionBatch, Prediction, int, int]] = deque()
+        self._loop = latency.loop
+        self._queue: deque[Launched] = deque()
+        self._done: deque[Done] = deque()
+        self._free_ns = 0
+        """From when on the host is free to act on what it was last told."""
         self._device_idle: simpy.Event | None = None
         self._host_waits: simpy.Event | None = None
         self._alarm: tuple[int, simpy.Event] | None = None
@@ -59,23 +81,28 @@ class SimBackend:
             command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch) -> Generator[simpy.Event, Any, Tick]:
+        env = self._env
         prediction = self._latency.predict(batch)
-        busy_ns = prediction.select_ns + prediction.host_ns
-        if busy_ns:
-            yield self._env.timeout(busy_ns)
-        self._queue.append((batch, prediction))
+        prepared_ns = max(self._free_ns, int(env.now)) + prediction.select_ns + prediction.prepare_ns
+        launched_ns = prepared_ns + prediction.launch_ns
+        if launched_ns > env.now:
+            yield env.timeout(launched_ns - env.now)
+        self._queue.append(Launched(batch, prediction, prepared_ns + self._loop.mark_ns))
         if self._device_idle is not None:
             self._device_idle.succeed()
             self._device_idle = None
-        return Tick(int(self._env.now))
+        self._free_ns = launched_ns + self._loop.after_submit_ns
+        return Tick(launched_ns)
 
     def _wait(self, until_ns: int | None) -> Generator[simpy.Event, Any, Event]:
         """The next completion, or the time once `until_ns` has come: a completion at that very time comes after it."""
         env = self._env
         while True:
-            if self._done and (until_ns is None or self._done[0][3] < until_ns):
-                if self._latency.collect_ns:
-                    yield env.timeout(self._latency.collect_ns)
+            if self._done and (until_ns is None or self._done[0].finished_ns < until_ns):
+                busy_ns = max(self._free_ns - int(env.now), 0) + self._loop.collect_ns
+                if busy_ns:
+                    yield env.timeout(busy_ns)
+                self._free_ns = int(env.now) + self._loop.after_collect_ns
                 return self._collect()
             if until_ns is not None and env.now >= until_ns:
                 return Tick(int(env.now))
@@ -85,6 +112,8 @@ class SimBackend:
 
     def _collect(self) -> Completion:
         batch, prediction, started_ns, finished_ns = self._done.popleft()
+        *components_ns, launch_ns = prediction.components_ns
+        waited_ns = finished_ns - started_ns - prediction.device_ns
         return Completion(
             batch.seq,
             int(self._env.now),
@@ -94,7 +123,7 @@ class SimBackend:
             prediction.select_ns,
             prediction.host_ns,
             prediction.limit_ns,
-            prediction.components_ns,
+            (*components_ns, launch_ns + waited_ns),
         )
 
     def _alarm_at(self, until_ns: int) -> simpy.Event:
@@ -105,16 +134,18 @@ class SimBackend:
 
     def _device(self) -> SimProcess:
         env = self._env
+        finished_ns = -self._loop.device_gap_ns
         while True:
             if not self._queue:
                 self._device_idle = env.event()
                 yield self._device_idle
-            batch, prediction = self._queue.popleft()
-            started_ns = int(env.now)
+            batch, prediction, ready_ns = self._queue.popleft()
             device_ns = prediction.device_ns
-            if device_ns:
-                yield env.timeout(device_ns)
-            self._done.append((batch, prediction, started_ns, int(env.now)))
+            started_ns = max(ready_ns, finished_ns + self._loop.device_gap_ns)
+            finished_ns = max(started_ns + device_ns, ready_ns + device_ns + prediction.idle_ns)
+            if finished_ns > env.now:
+                yield env.timeout(finished_ns - env.now)
+            self._done.append(Done(batch, prediction, started_ns, finished_ns))
             if self._host_waits is not None:
                 self._host_waits.succeed()
                 self._host_waits = None

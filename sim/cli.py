@@ -1,11 +1,14 @@
-"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` a recorded run, `bench` the simulator."""
+"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` a recorded run, `fit` a latency model to a
+profile, `explain` a prediction, `bench` the simulator."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from policies.config import load_config
+from policies.core.batch import Stage
 from policies.core.command import OneLineParser, exit_status
 from policies.core.errors import InputError
 
@@ -13,7 +16,7 @@ from policies.core.errors import InputError
 def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="sim", description="Simulate scheduling policies for looped language models.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="run|sweep|replay|bench", parser_class=OneLineParser)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
     run = commands.add_parser("run", help="one simulation")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
@@ -26,6 +29,17 @@ def main(arguments: Sequence[str]) -> int:
     replay = commands.add_parser("replay", help="decide a recorded run of either world again: every batch must be equal")
     replay.add_argument("run", type=Path, metavar="RUN_DIR")
     replay.set_defaults(action=_replay)
+    fit = commands.add_parser("fit", help="a latency model from a profile of a device")
+    fit.add_argument("profile", type=Path, metavar="PROFILE.csv")
+    fit.add_argument("--out", type=Path, required=True, metavar="MODEL.json")
+    fit.set_defaults(action=_fit)
+    explain = commands.add_parser("explain", help="where a predicted time comes from")
+    explain.add_argument("device", metavar="MODEL", help="a model file or any name that a config's `device` takes")
+    explain.add_argument("--batch", required=True, metavar="RANGES", help="as in batches.csv: request:stage:depth:start:count ...")
+    explain.add_argument("--stage", choices=[str(stage) for stage in Stage], help="of the batch; by default that of its ranges")
+    explain.add_argument("--loops", type=int, help="recurrent loops; by default what the stage runs at once")
+    explain.add_argument("--json", action="store_true")
+    explain.set_defaults(action=_explain)
     bench = commands.add_parser("bench", help="iterations per second, start-up time, memory")
     bench.add_argument("--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory")
     bench.set_defaults(action=_bench)
@@ -75,6 +89,23 @@ def _replay(options: argparse.Namespace) -> int:
     outcome = replay(options.run)
     print(outcome)
     return 0 if outcome.difference is None else 1
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from sim.fit import error_lines, fit_file
+
+    model, was_current = fit_file(options.profile, options.out)
+    print("\n".join(error_lines(model)))
+    print(f"{options.out}: {'up to date' if was_current else 'fitted'}, profile {model.profile_sha256[:12]}", file=sys.stderr)
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from sim.explain import explain
+
+    explanation = explain(options.device, options.batch, options.stage, options.loops)
+    print(json.dumps(explanation.as_json(), indent=1) if options.json else "\n".join(explanation.lines()))
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:

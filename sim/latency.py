@@ -1,10 +1,10 @@
-"""What a latency model must answer, and the choice of one by name.
+"""What a latency model must answer: the device time of a batch by component, its physical limit, and the host time around it.
 
-A model predicts, for one batch, the device time by component, the physical limit, and the host time around it. Every answer can be
-traced: `provenance` says what the numbers come from and which of them are assumptions.
+Every answer can be traced: `provenance` says what the numbers come from and which of them are assumptions.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.core.batch import ExecutionBatch
@@ -16,35 +16,59 @@ from policies.core.model import ModelShape
 class Prediction(NamedTuple):
     """Predicted times of one batch, nanoseconds.
 
-    `components_ns` follows `policies.core.events.COMPONENTS`; their sum is the device time. `select_ns` is choosing the batch,
-    `host_ns` preparing and launching it; the host is busy for both before the device may start.
+    `components_ns` follows `policies.core.events.COMPONENTS`; their sum is the device time of a batch that was queued behind
+    another. The host is busy for `select_ns` (choosing it), `prepare_ns` (packing it) and `launch_ns` (handing it over) in turn. On
+    an idle device the batch begins once it is prepared, but waits there for its launch: `idle_ns` longer in all.
     """
 
     components_ns: tuple[int, ...]
     limit_ns: int
     select_ns: int
-    host_ns: int
+    prepare_ns: int
+    launch_ns: int = 0
+    idle_ns: int = 0
 
     @property
     def device_ns(self) -> int:
         return sum(self.components_ns)
 
+    @property
+    def host_ns(self) -> int:
+        """What a batch log calls the host's time: preparing and launching."""
+        return self.prepare_ns + self.launch_ns
+
     def breakdown(self) -> dict[str, int]:
         """Component name to nanoseconds, host times and limit included."""
         named = dict(zip(COMPONENTS, self.components_ns, strict=True))
-        return {**named, "select": self.select_ns, "host": self.host_ns, "limit": self.limit_ns}
+        host = {"select": self.select_ns, "prepare": self.prepare_ns, "launching": self.launch_ns, "idle": self.idle_ns}
+        return {**named, **host, "limit": self.limit_ns}
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoop:
+    """Nanoseconds of the host's loop and of the device that belong to no batch.
+
+    `device_gap_ns` from a batch's end to the start of the next, which was queued; `mark_ns` from having prepared a batch to its
+    start on an idle device; `collect_ns` from a batch's end until the waiting host knows; `after_collect_ns` and `after_submit_ns`
+    from then, or from having launched a batch, until the engine chooses the next one.
+    """
+
+    device_gap_ns: int = 0
+    mark_ns: int = 0
+    collect_ns: int = 0
+    after_collect_ns: int = 0
+    after_submit_ns: int = 0
 
 
 class LatencyModel(ABC):
-    """Durations of batches of `model` on the device that `facts` describes."""
+    """Durations of batches of `model` on the device that `facts` describes; `loop` is what the host spends between batches."""
 
-    def __init__(self, name: str, model: ModelShape, facts: DeviceFacts, provenance: str, collect_ns: int) -> None:
+    def __init__(self, name: str, model: ModelShape, facts: DeviceFacts, provenance: str, loop: HostLoop) -> None:
         self.name = name
         self.model = model
         self.facts = facts
         self.provenance = provenance
-        self.collect_ns = collect_ns
-        """From the end of a batch on the device until a waiting host knows of it."""
+        self.loop = loop
 
     @abstractmethod
     def predict(self, batch: ExecutionBatch) -> Prediction:

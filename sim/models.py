@@ -1,9 +1,10 @@
-"""The shipped latency models: a measured table, the seeds' two-parameter cost, and the bare roofline.
+"""The latency models by name: fitted ones, a measured table, the seeds' two-parameter cost, and the bare roofline.
 
-Numbers live in `sim/devices/*.yaml` beside their provenance; this file knows only how they combine.
+Numbers live in `sim/devices/` beside their provenance (model files end in .json); this file knows only how they combine.
 """
 
 import bisect
+import hashlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +17,10 @@ from policies.core.batch import ExecutionBatch, Stage
 from policies.core.errors import InputError
 from policies.core.limit import DeviceFacts, Roofline
 from policies.core.model import SHIPPED_MODELS, ModelShape
-from policies.devices import device_facts
-from sim.latency import LatencyModel, Prediction
+from policies.devices import CATALOGUE, device_facts
+from sim.fitted import FittedModel
+from sim.latency import HostLoop, LatencyModel, Prediction
+from sim.modelfile import read_model
 
 DEVICES = Path(__file__).parent / "devices"
 ASSUMED_SELECT_US = (15.0, 1.0)
@@ -43,8 +46,13 @@ class TableModel(LatencyModel):
 
     def __init__(self, name: str, model: ModelShape, facts: DeviceFacts, data: Mapping[str, Any]) -> None:
         assumed = data["assumed"]
-        super().__init__(name, model, facts, f"{name}: analytic; linear layers {facts.source}, the rest assumed", 0)
-        self.collect_ns = int(1e3 * assumed["collect_us"])
+        super().__init__(
+            name,
+            model,
+            facts,
+            f"{name}: analytic; linear layers {facts.source}, the rest assumed",
+            HostLoop(collect_ns=int(1e3 * assumed["collect_us"])),
+        )
         measured_for = SHIPPED_MODELS[data["measured_for"]]
         scale = 1e6 * model.recurrent_weight_bytes / measured_for.recurrent_weight_bytes
         self._rows = list(data["linear_ms"])
@@ -107,7 +115,7 @@ class SeedModel(LatencyModel):
     """
 
     def __init__(self, name: str, model: ModelShape, facts: DeviceFacts, data: Mapping[str, Any]) -> None:
-        super().__init__(name, model, facts, f"{name}: two-parameter fit of published figures", 0)
+        super().__init__(name, model, facts, f"{name}: two-parameter fit of published figures", HostLoop())
         self._invocation_ns = 1e6 * data["invocation_ms"]
         self._row_ns = 1e6 * data["row_ms"]
         self._pair_ns = 1e6 * data["row_ms_per_context_token"]
@@ -135,7 +143,7 @@ class RooflineModel(LatencyModel):
 
     def __init__(self, name: str, model: ModelShape, facts: DeviceFacts) -> None:
         provenance = f"{name}: every batch at its limit, {facts.source}; host times assumed"
-        super().__init__(name, model, facts, provenance, int(1e3 * ASSUMED_COLLECT_US))
+        super().__init__(name, model, facts, provenance, HostLoop(collect_ns=int(1e3 * ASSUMED_COLLECT_US)))
         self._roofline = Roofline(model, facts)
         self._host = HostTimes(ASSUMED_SELECT_US, ASSUMED_HOST_US)
 
@@ -147,13 +155,45 @@ class RooflineModel(LatencyModel):
 
 
 def load_device(name: str, model: ModelShape) -> LatencyModel:
-    """The latency model called `name` for `model`: `h200`, `a100-seed`, or `roofline:<card>`. Raises `InputError`."""
+    """The latency model called `name` for `model`: a shipped name, the path of a model file, or `roofline:<card>`.
+
+    Raises `InputError` for another name, and for a model file that is none or was fitted for another model.
+    """
     if name.startswith("roofline:"):
         return RooflineModel(name, model, device_facts(name.removeprefix("roofline:")))
+    path = model_path(name)
+    if path is not None:
+        return FittedModel(name, model, read_model(path))
     if name not in MODELS:
-        raise InputError(f"device: unknown device {name!r}{nearest(name, (*MODELS, 'roofline:<card>'))}")
+        known = (*shipped_fits(), *MODELS, "roofline:<card>", "MODEL.json")
+        raise InputError(f"device: unknown device {name!r}{nearest(name, known)}")
     data: dict[str, Any] = yaml.safe_load((DEVICES / f"{name}.yaml").read_text(encoding="utf-8"))
     return MODELS[name](name, model, device_facts(data["facts"]), data)
+
+
+def shipped_fits() -> tuple[str, ...]:
+    """Names of the model files that are shipped."""
+    return tuple(sorted(path.stem for path in DEVICES.glob("*.json")))
+
+
+def model_path(name: str) -> Path | None:
+    """The model file that a device name means: a shipped one, or the path itself when it ends in .json; None for other devices."""
+    if name.endswith(".json"):
+        return Path(name)
+    return DEVICES / f"{name}.json" if name in shipped_fits() else None
+
+
+def device_sha256(name: str) -> str:
+    """A hash of the numbers behind the device called `name`, so that a result can tell whether they have changed since.
+
+    Raises `InputError` for a model file that cannot be read; of a name that is no device it is the hash of nothing.
+    """
+    path = CATALOGUE if name.startswith("roofline:") else model_path(name) or DEVICES / f"{name}.yaml"
+    try:
+        data = path.read_bytes() if path.suffix == ".json" or path.exists() else b""
+    except OSError as error:
+        raise InputError(f"device: {path}: {error.strerror or error}, expected a model file") from None
+    return hashlib.sha256(data).hexdigest()
 
 
 MODELS: dict[str, type[TableModel] | type[SeedModel]] = {"h200": TableModel, "a100-seed": SeedModel}

@@ -1,6 +1,7 @@
 """One simulation: a checked config in, a run directory out. Everything between is the shared engine and a SimPy device."""
 
 import dataclasses
+import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from results.metrics import RunStatus
 from results.rundir import BATCHES, RunDirectory
 from sim.backend import SimBackend
 from sim.latency import LatencyModel
-from sim.models import load_device
+from sim.models import device_sha256, load_device
 from workloads.spec import parse_workload
 from workloads.workload import Workload, load_workload
 
@@ -70,6 +71,11 @@ def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) 
     return min(fits, useful)
 
 
+def inputs_sha256(config: RunConfig) -> str:
+    """A hash of the files that a simulation depends on beside its config: the executor's too, and the latency model's numbers."""
+    return hashlib.sha256(f"{input_sha256(config)} {device_sha256(config.device)}".encode()).hexdigest()
+
+
 def simulate(
     config: RunConfig, out: Path | None, *, label: str | None = None, plots: bool = True, keep_batches: bool = True
 ) -> tuple[Path, dict[str, Any]]:
@@ -80,7 +86,7 @@ def simulate(
     """
     simulation = Simulation.prepare(config)
     identity = RunIdentity.from_config(config.resolved, "sim", simulation.model.num_loops, workload=label)
-    inputs = input_sha256(config)
+    inputs = inputs_sha256(config)
     config = simulation.config
     scheduler = simulation.scheduler()
     with RunDirectory.create(config.resolved, identity, out) as directory:

@@ -13,13 +13,13 @@ from typing import Any
 import joblib
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from policies.config import RunConfig, input_sha256
+from policies.config import RunConfig
 from policies.core.errors import InputError
 from policies.grid import load_grid
 from results.identity import RunIdentity
 from results.load import finished_summary
 from results.sweep import workload_labels
-from sim.run import Simulation, simulate
+from sim.run import Simulation, inputs_sha256, simulate
 from workloads.workload import Workload
 
 
@@ -56,7 +56,7 @@ def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[
     """
     todo = []
     for cell in cells:
-        summary = finished_summary(cell.directory, input_sha256(cell.config))
+        summary = finished_summary(cell.directory, inputs_sha256(cell.config))
         if summary is None:
             todo.append(cell)
         else:

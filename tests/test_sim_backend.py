@@ -23,15 +23,15 @@ from policies.devices import device_facts
 from policies.registry import POLICIES
 from sim.backend import SimBackend
 from sim.cli import main
-from sim.latency import LatencyModel, Prediction
+from sim.latency import HostLoop, LatencyModel, Prediction
 
 
 class ConstantCost(LatencyModel):
     """Every batch takes `device_ns`, whatever is in it."""
 
-    def __init__(self, device_ns: int, select_ns: int, host_ns: int, collect_ns: int) -> None:
-        super().__init__("constant", OURO_TINY, device_facts("cpu"), "by hand", collect_ns)
-        self._prediction = Prediction((0, device_ns, 0, 0, 0, 0), 0, select_ns, host_ns)
+    def __init__(self, device_ns: int, select_ns: int, host_ns: int, loop: HostLoop, launch_ns: int = 0, idle_ns: int = 0) -> None:
+        super().__init__("constant", OURO_TINY, device_facts("cpu"), "by hand", loop)
+        self._prediction = Prediction((0, device_ns, 0, 0, 0, 0), 0, select_ns, host_ns - launch_ns, launch_ns, idle_ns)
 
     def predict(self, batch: ExecutionBatch) -> Prediction:
         return self._prediction
@@ -67,13 +67,17 @@ def simulate(
     select_ns: int = 0,
     host_ns: int = 0,
     collect_ns: int = 0,
+    launch_ns: int = 0,
+    idle_ns: int = 0,
+    loop: HostLoop | None = None,
     shorter: dict[int, int] | None = None,
 ) -> Simulated:
     settings = SchedulerSettings(prefill_chunk_size=4, max_num_batched_tokens=16, inflight=inflight)  # type: ignore[arg-type]
     text = io.StringIO()
     scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=400))
     engine = Engine(scheduler, Arrivals(requests), RunLog(text))
-    SimBackend(engine, ConstantCost(device_ns, select_ns, host_ns, collect_ns), AsAsked(shorter or {})).run()
+    cost = ConstantCost(device_ns, select_ns, host_ns, loop or HostLoop(collect_ns=collect_ns), launch_ns, idle_ns)
+    SimBackend(engine, cost, AsAsked(shorter or {})).run()
     return Simulated(engine, text.getvalue())
 
 
@@ -104,6 +108,46 @@ def test_two_batches_in_flight_hide_the_host_behind_the_device() -> None:
 def test_a_host_slower_than_the_device_sets_the_pace_even_with_two_batches_in_flight() -> None:
     spans = simulate(Request(0, 0, 24, 1), inflight=2, device_ns=10, host_ns=100).spans
     assert [started for _, _, started, _, _ in spans] == [100, 200, 300, 400, 500, 600, 700]
+
+
+WHOLE_LOOP = HostLoop(device_gap_ns=1, mark_ns=2, collect_ns=5, after_collect_ns=4, after_submit_ns=3)
+
+
+def test_an_idle_device_waits_for_the_mark_and_for_the_rest_of_the_launch() -> None:
+    """The first batch is packed at 10 and launched at 16; the device marks its start at 12 and needs 8 ns more than 100."""
+    run = simulate(Request(0, 0, 4, 2), select_ns=3, host_ns=13, launch_ns=6, idle_ns=8, loop=WHOLE_LOOP)
+    assert run.spans == [
+        ("PREFILL", 0, 12, 120, 125),
+        ("CODA", 125, 141, 249, 254),
+        ("PRELUDE", 254, 270, 378, 383),
+        ("RECURRENT", 383, 399, 507, 512),
+        ("CODA", 512, 528, 636, 641),
+    ]
+
+
+def test_a_queued_batch_follows_the_one_before_it_after_the_gap_and_waits_for_no_launch() -> None:
+    run = simulate(Request(0, 0, 4, 2), inflight=2, select_ns=3, host_ns=13, launch_ns=6, idle_ns=8, loop=WHOLE_LOOP)
+    assert run.spans == [
+        ("PREFILL", 0, 12, 120, 125),
+        ("CODA", 16, 121, 221, 226),
+        ("PRELUDE", 125, 222, 322, 327),
+        ("RECURRENT", 226, 323, 423, 428),
+        ("CODA", 327, 424, 524, 529),
+    ]
+
+
+def test_a_batch_whose_predecessor_ends_during_its_launch_still_waits_for_the_rest_of_it() -> None:
+    """The first ends at 60. The second is packed at 53 and handed over at 83, and cannot end before 53 + 2 + 20 + 28."""
+    run = simulate(
+        Request(0, 0, 8, 1), inflight=2, device_ns=20, select_ns=3, host_ns=37, launch_ns=30, idle_ns=28, loop=WHOLE_LOOP
+    )
+    assert [span[2:4] for span in run.spans[:2]] == [(12, 60), (61, 103)]
+
+
+def test_waiting_for_a_launch_is_logged_as_launch() -> None:
+    rows = list(csv.DictReader(io.StringIO(simulate(Request(0, 0, 4, 1), idle_ns=8).batches_csv)))
+    assert [(row["linear_ns"], row["launch_ns"]) for row in rows] == [("100", "8"), ("100", "8")]
+    assert all(int(row["finished_ns"]) - int(row["started_ns"]) == 108 for row in rows)
 
 
 @pytest.mark.parametrize("inflight", [1, 2])

@@ -86,7 +86,10 @@ MISTAKES = [
     ("workload={kind: trace, path: nowhere.csv}", "nowhere.csv"),
     ("workload=null", "workload: expected a mapping with kind: trace, synthetic or preset"),
     ("model=ouro-1.5b", "model: unknown model 'ouro-1.5b', "),
-    ("device=h20", "device: unknown device 'h20', expected one of h200, a100-seed, roofline:<card>; did you mean 'h200'?"),
+    (
+        "device=h20",
+        "device: unknown device 'h20', expected one of h200, a100-seed, roofline:<card>, MODEL.json; did you mean 'h200'?",
+    ),
     ("device=roofline:h20", "device: unknown card 'h20', "),
     ("seed=-1", "seed: -1, expected a whole number >= 0"),
     ("seed=[", "--set seed=[: the value is not valid YAML"),

@@ -143,7 +143,7 @@ def test_the_seeds_model_is_25_ms_per_invocation_and_a_row_cost_linear_in_contex
     row_ns = 40_000 + 115.57 * 4033
     prediction = model.predict(batch_of(Stage.RECURRENT, 1, (4032, 1)))
     assert abs(prediction.device_ns - 25_000_000 - row_ns) < 2
-    assert (prediction.select_ns, prediction.host_ns, model.collect_ns) == (0, 0, 0)
+    assert (prediction.select_ns, prediction.host_ns, model.loop.collect_ns) == (0, 0, 0)
     assert model.predict(batch_of(Stage.CODA, 0, (9, 1))).device_ns == 0
 
 
@@ -184,7 +184,7 @@ def test_every_card_of_the_catalogue_has_a_roofline_at_which_batches_run_at_thei
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("h20", "device: unknown device 'h20', expected one of h200, a100-seed, roofline:<card>; did you mean 'h200'?"),
+        ("h20", "device: unknown device 'h20', expected one of h200, a100-seed, roofline:<card>, MODEL.json; did you mean 'h200'?"),
         ("tpu-v9", "device: unknown device 'tpu-v9', expected one of h200, a100-seed, roofline:<card>"),
         ("roofline:h900", "device: unknown card 'h900', expected one of h200, h200-sxm"),
     ],

@@ -1,0 +1,159 @@
+"""From a profile to a model file: coefficients from all of it, errors from compositions that the solver did not see.
+
+A model file is keyed by its profile's content and by `FIT_VERSION`, so that a changed profile never meets a stale fit.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from policies.config import nearest
+from policies.core.batch import Stage
+from policies.core.errors import InputError
+from policies.core.hf_config import shape_from_hf_config
+from policies.core.model import SHIPPED_MODELS, ModelShape
+from results.profile import Profile, read_profile
+from sim.features import Cutting, Work
+from sim.modelfile import FIT_VERSION, SCHEMA, Errors, ModelFile, read_model
+from sim.solve import TABLES, Case, fit_device, fit_host, fit_loop
+
+Name = TypeVar("Name", bound=str)
+FOLDS = 5
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def fit_profile(profile: Profile, sha256: str) -> ModelFile:
+    """The latency model of `profile`, whose bytes have the hash `sha256`. Raises `InputError` when a part was not measured."""
+    model = shape_of(profile)
+    cutting = cutting_of(profile, model)
+    rows = [row for row in profile.rows if row.stage is not None and row.kind != "copies"]
+    cases = [Case.of(row, cutting) for row in rows]
+    timed = [case for case in cases if case.row.device_ns and case.row.kind != "host"]
+    for stages, name in [((Stage.RECURRENT,), "RECURRENT"), *(((stage,), str(stage)) for stage in TABLES)]:
+        if not any(case.stage in stages for case in timed):
+            raise InputError(f"{profile.path}: no device time of a {name} batch, expected some: profile the device again")
+    errors = held_out(timed, FOLDS)
+    return ModelFile(
+        schema=SCHEMA,
+        fit_version=FIT_VERSION,
+        profile_sha256=sha256,
+        profile=dict(profile.header),
+        model=model,
+        cutting=cutting,
+        device=fit_device(timed),
+        host=fit_host(cases),
+        loop=fit_loop(profile),
+        profiled=profiled(timed),
+        errors_by_stage=summarize(errors, lambda case: case.stage),
+        errors_by_component=summarize(errors, lambda case: case.row.kind),
+    )
+
+
+def fit_file(path: Path, out: Path) -> tuple[ModelFile, bool]:
+    """Fit the profile at `path` into `out`, or find there what this fit made of this very profile; True when it was found.
+
+    Raises `InputError` for a profile that cannot be used, and `OSError` when `out` cannot be written.
+    """
+    profile = read_profile(path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        found = read_model(out)
+        if found.profile_sha256 == sha256:
+            return found, True
+    except InputError:
+        pass
+    model = fit_profile(profile, sha256)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(out.name + ".tmp")
+    draft.write_text(model.to_json(), encoding="utf-8")
+    draft.replace(out)
+    return model, False
+
+
+def error_lines(model: ModelFile) -> Iterator[str]:
+    """The held-out errors of `model` as a table for people."""
+    yield f"{'held out':<22}{'cases':>6}{'median':>8}{'p95':>8}{'worst':>8}"
+    for group in (model.errors_by_stage, model.errors_by_component):
+        for name, errors in group.items():
+            numbers = f"{errors.cases:>6}{errors.median:>8.2%}{errors.p95:>8.2%}{errors.worst:>8.2%}"
+            yield f"{name:<22}{numbers}  {errors.worst_case}"
+
+
+def shape_of(profile: Profile) -> ModelShape:
+    """The profiled model in the profiled dtype. Raises `InputError` when it is neither shipped nor found at its path."""
+    name, dtype = profile.header["model"], profile.header["dtype"]
+    if dtype not in DTYPE_BYTES:
+        raise InputError(f"{profile.path}: dtype: {dtype!r}, expected one of {', '.join(DTYPE_BYTES)}")
+    if name in SHIPPED_MODELS:
+        shape = SHIPPED_MODELS[name]
+    elif Path(name).exists():
+        shape = shape_from_hf_config(Path(name))
+    else:
+        raise InputError(
+            f"{profile.path}: model: {name!r}{nearest(name, SHIPPED_MODELS)} or the path of a Hugging Face config.json"
+        )
+    return dataclasses.replace(shape, dtype_bytes=DTYPE_BYTES[dtype])
+
+
+def cutting_of(profile: Profile, model: ModelShape) -> Cutting:
+    """How the profiled executor cut batches, from the profile's header. Raises `InputError`."""
+
+    def numbers(key: str) -> tuple[int, ...]:
+        text = profile.header[key]
+        try:
+            values = tuple(int(word) for word in text.split())
+        except ValueError:
+            values = ()
+        if not values or min(values) < 1 or list(values) != sorted(values):
+            raise InputError(f"{profile.path}: {key}: {text!r}, expected ascending whole numbers")
+        return values
+
+    (tile_keys,), (split_keys,), (slots,) = (numbers(key)[:1] for key in ("tile_keys", "split_keys", "attention_slots"))
+    return Cutting(numbers("row_buckets"), numbers("tile_rows"), tile_keys, split_keys, slots, model.num_heads)
+
+
+Held = tuple[Case, float]
+"""A case and its relative error, from coefficients that were solved without its composition."""
+
+
+def fold_of(composition: str, folds: int) -> int:
+    """The fold that holds out `composition`: by hash, so that another case more moves no other one."""
+    return int.from_bytes(hashlib.sha256(composition.encode()).digest()[:8], "big") % folds
+
+
+def held_out(cases: Sequence[Case], folds: int) -> list[Held]:
+    """Every case predicted from the folds without its composition. Stages that would vanish from a fold stay in it, unpredicted."""
+    errors: list[Held] = []
+    for fold in range(folds):
+        test = [case for case in cases if fold_of(case.composition, folds) == fold]
+        train = [case for case in cases if fold_of(case.composition, folds) != fold]
+        left = {case.stage for case in train}
+        alone = [case for case in test if not (case.stage in left or case.loops)]
+        times = fit_device(train + alone)
+        errors += [(case, case.predicted_ns(times) / case.device_ns - 1) for case in test if case not in alone]
+    return errors
+
+
+def summarize(errors: Iterable[Held], group: Callable[[Case], Name]) -> dict[Name, Errors]:
+    groups: dict[Name, list[Held]] = {}
+    for held in errors:
+        groups.setdefault(group(held[0]), []).append(held)
+    return {name: _errors(groups[name]) for name in sorted(groups)}
+
+
+def _errors(held: Sequence[Held]) -> Errors:
+    sizes = np.array([abs(error) for _, error in held])
+    case, error = held[int(sizes.argmax())]
+    median, p95 = np.quantile(sizes, [0.5, 0.95])
+    what = f"{case.row.case} x{case.loops}: {case.device_ns / 1e3:.1f} us measured, {error:+.1%}"
+    return Errors(len(held), round(float(median), 5), round(float(p95), 5), round(float(sizes.max()), 5), what)
+
+
+def profiled(cases: Sequence[Case]) -> Mapping[str, tuple[int, int]]:
+    """Smallest and largest of every feature over recurrent cases."""
+    work = [case.work for case in cases if case.loops]
+    return {name: (min(column), max(column)) for name, column in zip(Work._fields, zip(*work, strict=True), strict=True)}

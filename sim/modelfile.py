@@ -1,0 +1,181 @@
+"""A fitted latency model as a file: provenance, coefficients in nanoseconds, profiled range, and its own held-out errors. JSON.
+
+Written by `sim.fit`, read by `sim.fitted`. A model file names its profile by content, so that neither can change without the other.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from policies.config import first_problem
+from policies.core.batch import Stage
+from policies.core.errors import InputError
+from policies.core.model import ModelShape
+from sim.features import Cutting, Work
+from sim.latency import HostLoop
+
+SCHEMA = 1
+FIT_VERSION = 1
+"""Of features and fit together: raise it with any change after which an old model file would predict or mean something else."""
+
+
+SHARPNESS = 4
+"""Exponent of the soft maximum of attention's critical path and its total work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Nanoseconds by row bucket, both rising: linear between entries, at the last slope beyond them, flat before the first."""
+
+    rows: tuple[int, ...]
+    ns: tuple[float, ...]
+
+    def at(self, rows: int) -> float:
+        if rows <= self.rows[0] or len(self.rows) == 1:
+            return self.ns[0]
+        high = next((at for at, known in enumerate(self.rows) if known >= rows), len(self.rows) - 1)
+        slope = (self.ns[high] - self.ns[high - 1]) / (self.rows[high] - self.rows[high - 1])
+        return self.ns[high] + slope * (rows - self.rows[high])
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention of one invocation with query tiles of one height, all layers and heads.
+
+    The longer of the critical path (`wave_ns` for each wave after the first, `path_tile_ns` for each history tile on it) and of the
+    total work (`tile_ns` for each history tile of every item). That it runs at all is in the linear table.
+    """
+
+    wave_ns: float
+    path_tile_ns: float
+    tile_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Joining the partial results of split items in one invocation: a fixed part, and parts per row and per partial row."""
+
+    any_ns: float
+    row_ns: float
+    partial_ns: float
+
+
+def attention_ns(work: Any, cost: Any, combine: Any) -> Any:
+    """Attention of one invocation. Numbers in, a number out; `sim.fit` passes arrays of one value per case instead.
+
+    Path and total meet in a soft maximum, gradually, as the device fills.
+    """
+    path = cost.wave_ns * (work.waves - 1) + cost.path_tile_ns * work.path_tiles
+    total = cost.tile_ns * work.tiles
+    joined = combine.any_ns * (work.partials > 0) + combine.row_ns * work.combined_rows + combine.partial_ns * work.partials
+    return (path**SHARPNESS + total**SHARPNESS) ** (1 / SHARPNESS) + joined
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """Coefficients of device time. `linear` is all of an invocation that depends on its row bucket alone, and `launch_ns` what a
+    recurrent batch costs beside its invocations; `prelude`, `staging` and `coda` are whole batches."""
+
+    launch_ns: float
+    linear: Table
+    attention: Mapping[int, Attention]
+    combine: Combine
+    prelude: Table
+    staging: Table
+    coda: Table
+
+    def recurrent_ns(self, work: Work, loops: int) -> tuple[float, float, float]:
+        """(linear, attention, launch) of a recurrent batch."""
+        attention = attention_ns(work, self.attention_of(work.tile_rows), self.combine)
+        return loops * self.linear.at(work.bucket), loops * attention, self.launch_ns
+
+    def attention_of(self, tile_rows: int) -> Attention:
+        """The coefficients of a tile height; of one that was not profiled, those of the nearest that was."""
+        known = self.attention.get(tile_rows)
+        return known or self.attention[min(self.attention, key=lambda rows: (abs(rows - tile_rows), rows))]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Host nanoseconds of a batch: a fixed part, and parts per range, per row and per recurrent loop."""
+
+    batch_ns: float
+    range_ns: float
+    row_ns: float
+    loop_ns: float
+
+    def of(self, ranges: int, rows: int, loops: int) -> float:
+        return self.batch_ns + self.range_ns * ranges + self.row_ns * rows + self.loop_ns * loops
+
+
+@dataclass(frozen=True, slots=True)
+class StageHost:
+    """Host time of the batches of one stage: choosing, packing, launching; and the device time that a launch on an idle device
+    adds because the device waits for it."""
+
+    select: HostTime
+    prepare: HostTime
+    launch: HostTime
+    idle_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Absolute relative errors over held-out compositions; `worst_case` is the batch of the worst one."""
+
+    cases: int
+    median: float
+    p95: float
+    worst: float
+    worst_case: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """All of a model file. `profile` is the header of the profile it was fitted on, `profile_sha256` the hash of its bytes.
+
+    `model` is the shape that was profiled, in the dtype that was profiled. `profiled` is the (smallest, largest) value of every
+    feature of recurrent batches in the profile.
+    """
+
+    schema: int
+    fit_version: int
+    profile_sha256: str
+    profile: Mapping[str, str]
+    model: ModelShape
+    cutting: Cutting
+    device: DeviceTimes
+    host: Mapping[Stage, StageHost]
+    loop: HostLoop
+    profiled: Mapping[str, tuple[int, int]]
+    errors_by_stage: Mapping[Stage, Errors]
+    errors_by_component: Mapping[str, Errors]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+_ADAPTER = TypeAdapter(ModelFile)
+
+
+def read_model(path: Path) -> ModelFile:
+    """The model file at `path`. Raises `InputError` for a file that is none, or that another schema or fit wrote."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise InputError(f"{path}: cannot be read: {reason}, expected a model file written by `sim fit`") from None
+    for key, expected in (("schema", SCHEMA), ("fit_version", FIT_VERSION)):
+        found = data.get(key) if isinstance(data, dict) else None
+        if found != expected:
+            raise InputError(f"{path}: {key}: {found!r}, expected {expected}: fit the profile again with `sim fit`")
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise InputError(f"{path}: {first_problem(error, 'model')}") from None

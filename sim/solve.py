@@ -1,0 +1,183 @@
+"""The coefficients of a latency model from measured batches. What they mean is in `sim.modelfile`; scipy is imported here alone.
+
+Device time of recurrent batches is one non-negative, robust least-squares problem in relative errors; the other stages are tables
+by row bucket, host times straight lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import isotonic_regression, least_squares, nnls
+
+from policies.core.batch import Stage
+from results.profile import Profile, ProfileRow
+from sim.features import Cutting, Work
+from sim.latency import HostLoop
+from sim.modelfile import Attention, Combine, DeviceTimes, HostTime, StageHost, Table, attention_ns
+
+Array = npt.NDArray[np.float64]
+OUTLIER = 0.03
+"""Relative residual from which on a case counts by its size and no longer by its square."""
+TABLES = {Stage.PRELUDE: "prelude", Stage.PREFILLING_PRELUDE: "staging", Stage.CODA: "coda"}
+"""Stages without recurrent loops, and their field of `DeviceTimes`."""
+GAPS = {
+    "device_gap_ns": "from a batch's end to the start of the next, which was queued",
+    "mark_ns": "from having prepared a batch to its start on an idle device",
+    "collect_ns": "from a batch's end until the waiting host noticed",
+    "after_collect_ns": "from collecting a batch until the next is being chosen, what is between choosing and preparing included",
+    "after_submit_ns": "from handing a batch over until the next is being chosen, likewise",
+}
+"""Which gap of a profile each part of the host's loop is; a gap's case is the run it was seen in, a colon, and one of these."""
+NO_TIME = HostTime(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A measured batch. `composition` is what must be held out together: the spans of its ranges, its rows where no depth runs."""
+
+    row: ProfileRow
+    stage: Stage
+    loops: int
+    num_ranges: int
+    work: Work
+    composition: str
+
+    @classmethod
+    def of(cls, row: ProfileRow, cutting: Cutting) -> "Case":
+        batch = row.batch()
+        composition = str(sorted(item[3:5] for item in batch.ranges)) if batch.loop_count else f"{batch.stage} {batch.rows}"
+        work = cutting.work(cutting.key(batch.ranges))
+        return cls(row, batch.stage, batch.loop_count, len(batch.ranges), work, composition)
+
+    @property
+    def device_ns(self) -> float:
+        assert self.row.device_ns is not None
+        return float(self.row.device_ns)
+
+    def predicted_ns(self, times: DeviceTimes) -> float:
+        if self.loops:
+            return sum(times.recurrent_ns(self.work, self.loops))
+        table: Table = getattr(times, TABLES[self.stage])
+        return table.at(self.work.bucket)
+
+
+def fit_device(cases: Sequence[Case]) -> DeviceTimes:
+    """All device coefficients from `cases`, which hold at least one of every stage in TABLES and a recurrent one."""
+    recurrent = _Recurrent([case for case in cases if case.loops])
+    tables = {name: _table([case for case in cases if case.stage is stage]) for stage, name in TABLES.items()}
+    return recurrent.solve(**tables)
+
+
+class _Recurrent:
+    """Least squares over recurrent cases. Unknowns, all >= 0: the launch, the linear table as its first entry and increments (so it
+    never falls), three attention coefficients by tile height, three of the combine."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self._buckets = sorted({case.work.bucket for case in cases})
+        self._heights = sorted({case.work.tile_rows for case in cases})
+        self._measured = np.array([case.device_ns for case in cases])
+        self._loops = np.array([float(case.loops) for case in cases])
+        self._bucket = np.array([self._buckets.index(case.work.bucket) for case in cases])
+        self._height = np.array([self._heights.index(case.work.tile_rows) for case in cases])
+        self._work = Work(*(np.array(column) for column in zip(*(case.work for case in cases), strict=True)))  # type: ignore[arg-type]
+
+    def solve(self, prelude: Table, staging: Table, coda: Table) -> DeviceTimes:
+        per_loop = self._measured / self._loops
+        first = 0.8 * float(per_loop.min())
+        steps = np.full(len(self._buckets) - 1, 0.8 * float(np.ptp(per_loop)) / len(self._buckets) + 1.0)
+        heights = np.ones(len(self._heights))
+        guess = np.concatenate([[5e3, first], steps, 5e4 * heights, 3e4 * heights, 1e3 * heights, [1e4, 100.0, 50.0]])
+        result = least_squares(
+            lambda unknowns: self._predicted(unknowns) / self._measured - 1,
+            guess, bounds=(0, np.inf), x_scale=guess, loss="soft_l1", f_scale=OUTLIER,
+        )  # fmt: skip
+        launch, linear, attention, combine = self._parts(result.x)
+        return DeviceTimes(
+            launch_ns=_short(launch),
+            linear=Table(tuple(self._buckets), tuple(map(_short, linear))),
+            attention={height: Attention(*(_short(column[at]) for column in attention)) for at, height in enumerate(self._heights)},
+            combine=Combine(*map(_short, combine)),
+            prelude=prelude,
+            staging=staging,
+            coda=coda,
+        )
+
+    def _parts(self, unknowns: Array) -> tuple[float, Array, Array, Array]:
+        num_buckets, num_heights = len(self._buckets), len(self._heights)
+        launch, linear, attention, combine = np.split(unknowns, [1, 1 + num_buckets, 1 + num_buckets + 3 * num_heights])
+        return float(launch[0]), np.cumsum(linear), attention.reshape(3, num_heights), combine
+
+    def _predicted(self, unknowns: Array) -> Array:
+        launch, linear, attention, combine = self._parts(unknowns)
+        cost = Attention(*attention[:, self._height])
+        invocation: Array = linear[self._bucket] + attention_ns(self._work, cost, Combine(*combine))
+        return launch + self._loops * invocation
+
+
+def _table(cases: Sequence[Case]) -> Table:
+    """Median time by bucket, made to never fall."""
+    by_bucket: dict[int, list[float]] = {}
+    for case in cases:
+        by_bucket.setdefault(case.work.bucket, []).append(case.device_ns)
+    buckets = sorted(by_bucket)
+    rising = isotonic_regression([float(np.median(by_bucket[bucket])) for bucket in buckets]).x
+    return Table(tuple(buckets), tuple(map(_short, rising)))
+
+
+def fit_host(cases: Sequence[Case]) -> dict[Stage, StageHost]:
+    """Host times by stage. Batches of real runs count alone where there are some of that stage; a stage that was not measured
+    takes the line of all."""
+    result = {}
+    for stage in Stage:
+        mine = [case for case in cases if case.stage is stage]
+        real = [case for case in mine if case.row.kind == "host"]
+        select, prepare, launch = (
+            next((line for line in (_line(some, name) for some in (real, mine, cases)) if line is not None), NO_TIME)
+            for name in ("select_ns", "prepare_ns", "launch_ns")
+        )
+        result[stage] = StageHost(select, prepare, launch, _idle_ns(mine or cases))
+    return result
+
+
+def _line(cases: Sequence[Case], column: str) -> HostTime | None:
+    """Non-negative least squares in relative errors; None where nothing was measured. A feature that these cases cannot tell from
+    those before it has no part in it."""
+    known = [case for case in cases if getattr(case.row, column)]
+    if not known:
+        return None
+    measured = np.array([float(getattr(case.row, column)) for case in known])
+    features = np.array([[1.0, case.num_ranges, case.row.rows or 0, case.loops] for case in known])
+    kept: list[int] = []
+    for at in range(features.shape[1]):
+        if np.linalg.matrix_rank(features[:, [*kept, at]]) > len(kept):
+            kept.append(at)
+    solution = np.zeros(features.shape[1])
+    solution[kept] = nnls(features[:, kept] / measured[:, None], np.ones(len(known)))[0]
+    return HostTime(*map(_short, solution))
+
+
+def _idle_ns(cases: Sequence[Case]) -> float:
+    """Median of what an idle device adds."""
+    extra = [
+        float(case.row.idle_device_ns - case.row.device_ns) for case in cases if case.row.idle_device_ns and case.row.device_ns
+    ]
+    return _short(max(0.0, float(np.median(extra)))) if extra else 0.0
+
+
+def fit_loop(profile: Profile) -> HostLoop:
+    """Each part of the loop: the median of the profiled runs, each counting by its observations; 0 where none was seen."""
+    gaps = profile.of_kind("gap")
+
+    def typical(text: str) -> int:
+        seen = sorted((row.device_ns or 0, row.n or 1) for row in gaps if row.case.endswith(text))
+        counts = np.cumsum([count for _, count in seen])
+        return seen[int(np.searchsorted(counts, counts[-1] / 2))][0] if seen else 0
+
+    return HostLoop(**{name: typical(text) for name, text in GAPS.items()})
+
+
+def _short(value: float) -> float:
+    """Six significant digits, no less than a thousandth of a nanosecond: more is noise that differs between machines."""
+    return round(float(f"{float(value):.6g}"), 3)

@@ -1,0 +1,66 @@
+"""Features of a batch: the work items that the executor makes of it, and their critical path."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HostMeta, MetaLayout
+from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, Packer
+from policies.core.batch import ScheduledRange, Stage
+from sim.features import Cutting
+
+HEADS = 16
+SPANS = st.lists(st.tuples(st.integers(0, 9000), st.one_of(st.just(1), st.integers(1, 300))), min_size=1, max_size=12)
+
+
+def cutting(slots: int = 264, heights: tuple[int, ...] = (16, 32, 64, 128)) -> Cutting:
+    return Cutting((1, 8, 64, 512, 4096), heights, TILE_KEYS, SPLIT_KEYS, slots, HEADS)
+
+
+def ranges(spans: list[tuple[int, int]]) -> list[ScheduledRange]:
+    return [ScheduledRange(at, Stage.PREFILLING_RECURRENT, 0, start, count) for at, (start, count) in enumerate(spans)]
+
+
+def packed_items(spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...]) -> tuple[int, np.ndarray, np.ndarray]:
+    """Tile height, items and combine entries that the executor's packer makes of `spans`."""
+    groups = np.zeros((len(spans), 600), dtype=np.int32)
+    segments = np.array([(at, 0, start, count, -1, -1) for at, (start, count) in enumerate(spans)], dtype=np.int64)
+    host = HostMeta.allocate(MetaLayout.for_rows(4096, 1 << 20), pin=False)
+    tile_rows = Packer(groups, 4, 16, HEADS, slots, heights).pack(host, segments).tile_rows
+    return tile_rows, host.items[: host.header[HEADER_ITEMS]], host.combines[: host.header[HEADER_COMBINES]]
+
+
+@given(SPANS, st.sampled_from([1, 40, 264]), st.sampled_from([(16,), (16, 32, 64, 128)]))
+def test_features_count_the_items_that_the_executor_packs(
+    spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...]
+) -> None:
+    cuts = cutting(slots, heights)
+    work = cuts.work(cuts.key(ranges(spans)))
+    tile_rows, items, combines = packed_items(spans, slots, heights)
+    lengths = (items[:, 6] - items[:, 5]).tolist()
+    programs = max(1, slots * 64 // max(64, tile_rows))
+    units = [length for length in lengths for _ in range(HEADS)]
+    whole = (items[:, 5] == 0) & (items[:, 6] * TILE_KEYS >= items[:, 2] + items[:, 1])
+    assert (work.tile_rows, work.items, work.tiles) == (tile_rows, len(items), sum(lengths))
+    assert (work.waves, work.path_tiles) == (len(units[::programs]), sum(units[::programs]))
+    assert (work.combined_rows, work.partials) == (len(combines), int(items[~whole, 1].sum()))
+
+
+def test_rows_are_padded_to_the_next_bucket_and_beyond_the_last_to_none() -> None:
+    assert [cutting().bucket(rows) for rows in (1, 2, 8, 9, 4096, 5000)] == [1, 8, 8, 64, 4096, 5000]
+
+
+def test_a_decoding_batch_keeps_its_key_until_it_comes_to_another_history_tile() -> None:
+    cuts = cutting()
+    keys = [cuts.key([ScheduledRange(7, Stage.RECURRENT, depth, at, 1)]) for depth, at in ((0, 64), (3, 127), (0, 128))]
+    assert keys[0] == keys[1] != keys[2]
+
+
+@pytest.mark.parametrize(("rows", "waves", "path"), [(16, 1, 8), (17, 2, 9), (34, 3, 10)])
+def test_the_first_program_runs_the_longest_unit_of_every_wave(rows: int, waves: int, path: int) -> None:
+    """16 heads and 264 programs: items 0, 16 and 33 of the list hold the units 0, 264 and 528."""
+    cuts = cutting()
+    spans = [(8 * 64 - 1, 1)] * min(rows, 16) + [(63, 1)] * (rows - 16)
+    work = cuts.work(cuts.key(ranges(spans)))
+    assert (work.waves, work.path_tiles) == (waves, path)

@@ -1,0 +1,161 @@
+"""From a profile to a model file: known coefficients come back, and a stale or wrong file is refused in one sentence."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from synthetic_profile import HEADER, TRUTH, batches, host_ns, true_ns, write_profile
+
+from policies.core.batch import Stage
+from policies.core.errors import InputError
+from policies.core.model import OURO_1_4B
+from results.profile import read_profile
+from sim.cli import main
+from sim.fit import cutting_of, fit_file, fold_of, held_out
+from sim.latency import HostLoop
+from sim.modelfile import FIT_VERSION, ModelFile, read_model
+from sim.solve import Case, fit_device
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_profile(tmp_path_factory.mktemp("profile") / "profile.csv")
+
+
+@pytest.fixture(scope="module")
+def model(profile: Path) -> ModelFile:
+    return fit_file(profile, profile.with_name("model.json"))[0]
+
+
+def near(found: float, expected: float) -> bool:
+    return abs(found / expected - 1) < 1e-3
+
+
+def test_the_coefficients_that_a_profile_was_made_from_come_back(model: ModelFile) -> None:
+    device = model.device
+    assert near(device.launch_ns, TRUTH.launch_ns)
+    assert device.linear.rows == TRUTH.linear.rows
+    assert all(near(*pair) for pair in zip(device.linear.ns, TRUTH.linear.ns, strict=True))
+    assert device.attention.keys() == TRUTH.attention.keys()
+    for rows, truth in TRUTH.attention.items():
+        found = device.attention[rows]
+        assert (
+            near(found.wave_ns, truth.wave_ns)
+            and near(found.path_tile_ns, truth.path_tile_ns)
+            and near(found.tile_ns, truth.tile_ns)
+        )
+    combine = device.combine
+    assert near(combine.any_ns, TRUTH.combine.any_ns) and near(combine.row_ns, TRUTH.combine.row_ns)
+    assert near(combine.partial_ns, TRUTH.combine.partial_ns)
+
+
+def test_every_batch_of_the_profile_is_predicted_as_it_was_measured(model: ModelFile) -> None:
+    for _, stage, loops, ranges in batches():
+        if loops:
+            work = model.cutting.work(model.cutting.key(ranges))
+            assert near(sum(model.device.recurrent_ns(work, loops)), true_ns(stage, loops, ranges))
+
+
+def test_host_times_and_the_loop_around_them_come_back(model: ModelFile) -> None:
+    for stage, loops, ranges in ((Stage.RECURRENT, 4, 8), (Stage.PREFILLING_RECURRENT, 1, 5), (Stage.PRELUDE, 0, 3)):
+        host = model.host[stage]
+        found = [time.of(ranges, ranges, loops) for time in (host.select, host.prepare, host.launch)]
+        assert all(near(*pair) for pair in zip(found, host_ns(stage, ranges, loops), strict=True))
+        assert near(host.idle_ns, 25_000)
+    assert model.loop == HostLoop(
+        device_gap_ns=1_300, mark_ns=2_000, collect_ns=15_000, after_collect_ns=9_000, after_submit_ns=4_000
+    )
+
+
+def test_a_model_file_says_what_it_was_fitted_on_and_how_far_off_it_is(model: ModelFile) -> None:
+    assert model.profile == HEADER
+    assert model.model == OURO_1_4B
+    assert set(model.errors_by_stage) == set(Stage)
+    assert set(model.errors_by_component) == {"linear", "attention", "batch", "prelude", "coda", "staging"}
+    for errors in (*model.errors_by_stage.values(), *model.errors_by_component.values()):
+        assert 0 <= errors.median <= errors.p95 <= errors.worst < 0.02
+    assert model.profiled["bucket"] == (1, 2048)
+
+
+def test_errors_are_of_compositions_that_the_solver_did_not_see(profile: Path) -> None:
+    read = read_profile(profile)
+    cutting = cutting_of(read, OURO_1_4B)
+    cases = [Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage]
+    odd = max(cases, key=lambda case: case.work.tiles if case.loops else 0)
+    spoilt = dataclasses.replace(odd.row, device_ns=3 * (odd.row.device_ns or 0))
+    cases = [dataclasses.replace(case, row=spoilt) if case is odd else case for case in cases]
+    errors = {case.row.case: error for case, error in held_out(cases, 5)}
+    assert errors[odd.row.case] == pytest.approx(1 / 3 - 1, abs=0.02)
+    assert len({fold_of(case.composition, 5) for case in cases}) == 5
+
+
+def test_half_of_a_profile_predicts_the_other_half(profile: Path) -> None:
+    read = read_profile(profile)
+    cutting = cutting_of(read, OURO_1_4B)
+    cases = [Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage]
+    times = fit_device([case for case in cases if fold_of(case.composition, 2) == 0 or not case.loops])
+    errors = [abs(case.predicted_ns(times) / case.device_ns - 1) for case in cases if fold_of(case.composition, 2) and case.loops]
+    assert len(errors) > 50 and sorted(errors)[len(errors) // 2] < 1e-3 and max(errors) < 0.05
+
+
+def test_the_same_profile_gives_the_same_bytes(profile: Path, tmp_path: Path) -> None:
+    outs = [tmp_path / "a" / "model.json", tmp_path / "b" / "model.json"]
+    assert [fit_file(profile, out)[1] for out in outs] == [False, False]
+    assert outs[0].read_bytes() == outs[1].read_bytes()
+
+
+def test_a_model_file_reads_back_as_it_was_written(profile: Path, tmp_path: Path) -> None:
+    model, _ = fit_file(profile, tmp_path / "model.json")
+    assert read_model(tmp_path / "model.json") == model
+
+
+def test_a_fit_is_made_again_exactly_when_the_profile_or_the_fit_has_changed(profile: Path, tmp_path: Path) -> None:
+    out, copy = tmp_path / "model.json", tmp_path / "profile.csv"
+    copy.write_bytes(profile.read_bytes())
+    assert [fit_file(copy, out)[1], fit_file(copy, out)[1]] == [False, True]
+    copy.write_text(copy.read_text().replace("# date: 2026-01-01", "# date: 2026-01-02"))
+    assert fit_file(copy, out)[1] is False
+    assert read_model(out).profile["date"] == "2026-01-02"
+    out.write_text(json.dumps(json.loads(out.read_text()) | {"fit_version": FIT_VERSION - 1}))
+    assert fit_file(copy, out)[1] is False
+
+
+def test_the_command_fits_prints_the_errors_and_says_when_nothing_was_to_be_done(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("fitted", "up to date"):
+        assert main(["fit", str(profile), "--out", str(tmp_path / "model.json")]) == 0
+        printed = capsys.readouterr()
+        assert "RECURRENT" in printed.out and word in printed.err
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ({"schema": "0"}, "profile schema 0, expected 1"),
+        ({"model": "ouro-9b"}, "model: 'ouro-9b', expected one of ouro-1.4b, ouro-2.6b, ouro-tiny"),
+        ({"dtype": "int8"}, "dtype: 'int8', expected one of bfloat16"),
+        ({"tile_rows": "64 16"}, "tile_rows: '64 16', expected ascending whole numbers"),
+        ({"attention_slots": ""}, "attention_slots: '', expected ascending whole numbers"),
+    ],
+)
+def test_a_profile_that_cannot_be_fitted_is_refused_in_one_sentence(
+    tmp_path: Path, profile: Path, header: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = profile.read_text()
+    for key, value in header.items():
+        text = text.replace(f"# {key}: {HEADER[key]}\n", f"# {key}: {value}\n")
+    (tmp_path / "wrong.csv").write_text(text)
+    assert main(["fit", str(tmp_path / "wrong.csv"), "--out", str(tmp_path / "model.json")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "model.json").exists()
+
+
+def test_a_profile_without_a_stage_is_refused(tmp_path: Path, profile: Path) -> None:
+    lines = profile.read_text().splitlines()
+    kept = [line for line in lines if ",CODA," not in line]
+    kept[-1] = f"# complete: {len([line for line in kept if not line.startswith('#')]) - 1} cases"
+    (tmp_path / "wrong.csv").write_text("\n".join(kept) + "\n")
+    with pytest.raises(InputError, match="no device time of a CODA batch"):
+        fit_file(tmp_path / "wrong.csv", tmp_path / "model.json")

@@ -1,0 +1,247 @@
+"""The fitted model at work: monotone, explained, honest about its range, refused where it does not apply; and a run on it."""
+
+import dataclasses
+import json
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic_profile import BUCKETS, TRUTH, decodes, prompts, write_profile
+
+from policies.config import parse_config
+from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.errors import InputError
+from policies.core.events import COMPONENTS
+from policies.core.model import OURO_1_4B, OURO_2_6B, OURO_TINY
+from policies.core.runlog import ranges_text
+from sim.cli import main
+from sim.explain import explain
+from sim.fit import fit_file
+from sim.fitted import FittedModel
+from sim.modelfile import FIT_VERSION
+from sim.models import load_device
+from sim.run import inputs_sha256
+from sim.sweep import load_cells
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    fit_file(write_profile(place / "profile.csv"), place / "card.json")
+    return place / "card.json"
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> FittedModel:
+    latency = load_device(str(path), OURO_1_4B)
+    assert isinstance(latency, FittedModel)
+    return latency
+
+
+def batch(stage: Stage, loops: int, ranges: tuple[ScheduledRange, ...]) -> ExecutionBatch:
+    return ExecutionBatch(0, stage, loops, ranges, sum(item.token_count for item in ranges), len(ranges), 0, -1)
+
+
+def edited(path: Path, out: Path, *keys: str, value: object) -> Path:
+    """A copy of the model file at `path` with one value changed."""
+    data = json.loads(path.read_text())
+    node = data
+    for key in keys[:-1]:
+        node = node[key]
+    node[keys[-1]] = value
+    out.write_text(json.dumps(data))
+    return out
+
+
+def test_more_rows_never_take_less_time(model: FittedModel) -> None:
+    times = [model.predict(batch(Stage.PREFILLING_RECURRENT, 1, prompts([(0, 16)] * rows))).device_ns for rows in range(1, 120)]
+    assert times == sorted(times)
+    assert all(low.components_ns[1] <= high.components_ns[1] for low, high in pairwise(_predictions(model, BUCKETS)))
+
+
+def _predictions(model: FittedModel, rows: tuple[int, ...]) -> list:  # type: ignore[type-arg]
+    return [model.predict(batch(Stage.PREFILLING_RECURRENT, 1, prompts([(0, count)]))) for count in rows]
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_more_context_never_takes_less_time(model: FittedModel, count: int) -> None:
+    times = [
+        model.predict(batch(Stage.RECURRENT, 1, tuple(item._replace(token_start=at) for item in decodes(count, 1)))).device_ns
+        for at in range(0, 9000, 64)
+    ]
+    assert times == sorted(times)
+
+
+def test_more_loops_take_more_time_and_only_the_launch_once(model: FittedModel) -> None:
+    one, four = (model.predict(batch(Stage.PREFILL, loops, prompts([(64, 64)]))) for loops in (1, 4))
+    launch = round(model.file.device.launch_ns)
+    assert abs((four.device_ns - launch) - 4 * (one.device_ns - launch)) <= 8
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8000), st.integers(1, 200)), min_size=1, max_size=8),
+    st.sampled_from([(Stage.RECURRENT, 1), (Stage.PREFILL, 4), (Stage.PREFILLING_PRELUDE, 0), (Stage.CODA, 0), (Stage.PRELUDE, 0)]),
+)
+def test_a_prediction_is_never_negative_never_below_nothing_and_its_parts_add_up(
+    model: FittedModel, spans: list[tuple[int, int]], kind: tuple[Stage, int]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prediction = model.predict(batch(*kind, prompts(spans)))
+    breakdown = prediction.breakdown()
+    assert all(value >= 0 for value in breakdown.values())
+    assert sum(breakdown[name] for name in COMPONENTS) == prediction.device_ns > 0
+    assert model.predict(batch(*kind, prompts(spans))) == prediction
+
+
+def test_beyond_the_profile_it_warns_once_with_the_numbers(path: Path) -> None:
+    latency = load_device(str(path), OURO_1_4B)
+    with pytest.warns(UserWarning, match=r"card\.json: a batch has tiles 30558, profiled 1 to \d+; extrapolated"):
+        latency.predict(batch(Stage.RECURRENT, 1, decodes(32, 60_000)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        latency.predict(batch(Stage.RECURRENT, 1, decodes(32, 61_000)))
+
+
+def test_within_the_profile_nothing_is_warned_of(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_device(str(path), OURO_1_4B).predict(batch(Stage.RECURRENT, 1, decodes(8, 4000)))
+
+
+def test_a_model_with_twice_the_layers_takes_twice_as_long_in_them_and_says_so(path: Path, model: FittedModel) -> None:
+    larger = load_device(str(path), OURO_2_6B)
+    one, two = (latency.predict(batch(Stage.RECURRENT, 1, decodes(8, 700))).breakdown() for latency in (model, larger))
+    assert abs(two["linear"] - 2 * one["linear"]) <= 1 and abs(two["attention"] - 2 * one["attention"]) <= 1
+    assert two["launch"] == one["launch"]
+    assert "scaled from the 24 layers of ouro-1.4b to 48" in larger.provenance
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "sentence"),
+    [
+        (("schema",), 0, "schema: 0, expected 1: fit the profile again"),
+        (("fit_version",), FIT_VERSION + 1, f"fit_version: {FIT_VERSION + 1}, expected {FIT_VERSION}: fit the profile again"),
+        (("device", "launch_ns"), "much", "model.device.launch_ns: 'much', input should be a valid number"),
+        (("profile", "gpu"), "Toaster", "fitted on 'Toaster', which policies/devices.yaml does not know"),
+        (("model", "head_dim"), 64, "fitted for ouro-1.4b with head_dim 64, ouro-1.4b has 128"),
+    ],
+)
+def test_a_file_of_another_fit_card_or_shape_is_refused_in_one_sentence(
+    path: Path, tmp_path: Path, keys: tuple[str, ...], value: object, sentence: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load_device(str(edited(path, tmp_path / "wrong.json", *keys, value=value)), OURO_1_4B)
+    assert sentence in str(caught.value)
+
+
+def test_another_model_a_missing_file_and_a_file_of_something_else_are_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"was fitted for ouro-1\.4b with vocab_size 49152, ouro-tiny has 512"):
+        load_device(str(path), OURO_TINY)
+    with pytest.raises(InputError, match="cannot be read: No such file or directory, expected a model file"):
+        load_device(str(tmp_path / "none.json"), OURO_1_4B)
+    (tmp_path / "text.json").write_text("hello")
+    with pytest.raises(InputError, match="cannot be read: it is not JSON, expected a model file"):
+        load_device(str(tmp_path / "text.json"), OURO_1_4B)
+
+
+def test_an_explanation_adds_up_to_the_prediction(path: Path, model: FittedModel) -> None:
+    ranges = (*decodes(3, 5000), prompts([(640, 128)])[0]._replace(request_id=9))
+    found = explain(str(path), ranges_text(ranges), None, None)
+    assert (found.batch.stage, found.batch.loop_count) == (Stage.RECURRENT, 1)
+    assert found.prediction == model.predict(batch(Stage.RECURRENT, 1, ranges))
+    by_component: dict[str, float] = {}
+    for term in found.terms:
+        by_component[term.component] = by_component.get(term.component, 0.0) + term.ns
+    soft = (by_component["attention path"] ** 4 + by_component["attention total"] ** 4) ** 0.25 + by_component["attention combine"]
+    breakdown = found.prediction.breakdown()
+    assert abs(breakdown["linear"] - by_component["linear"]) <= 1
+    assert abs(breakdown["attention"] - soft) <= 1
+    assert found.beyond is None and found.errors == model.file.errors_by_stage[Stage.RECURRENT]
+
+
+def test_the_explain_command_prints_components_limit_coefficients_error_and_range(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(path), "--batch", "0:RECURRENT:0:1023:1 1:RECURRENT:2:511:1"]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "x its limit of",
+        "linear",
+        "attention path",
+        "8 x 30.000",
+        "held out of the fit: median",
+        "inside the profiled range",
+    ):
+        assert words in printed
+    assert main(["explain", str(path), "--batch", "0:PREFILL:0:0:60000"]) == 0
+    assert "outside the profiled range: bucket 60000, profiled 1 to 2048" in capsys.readouterr().out
+
+
+def test_the_explain_command_answers_in_json_too(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(path), "--batch", "0:CODA:3:1023:1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["stage"], told["loop_count"], told["device_ns"]) == ("CODA", 0, round(TRUTH.coda.at(1)))
+    assert told["components_ns"]["lm_head"] == told["device_ns"] and told["beyond_profile"] is None
+    assert main(["explain", "roofline:h200", "--batch", "0:PREFILL:1:0:64", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["loop_count"], told["terms_of_one_invocation"], told["held_out_errors"]) == (3, [], None)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--batch", "0:RECURRENT:0:5"], "not enough values to unpack"),
+        (["--batch", "0:DECODE:0:5:1"], "'DECODE' is not a valid Stage"),
+        (["--batch", "0:RECURRENT:4:5:1"], "a range of 1 tokens from 5 at depth 4"),
+        (["--batch", "0:RECURRENT:0:5:1", "--loops", "0"], "--loops 0: expected at least 1 for a RECURRENT batch"),
+        (["--batch", "0:CODA:0:5:1", "--loops", "2"], "--loops 2: expected 0 for a CODA batch"),
+    ],
+)
+def test_a_batch_that_is_none_is_refused_in_one_sentence(
+    path: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(path), *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+CONFIG = """\
+base:
+  model: ouro-1.4b
+  device: card.json
+  scheduler: {max_num_seqs: 2, max_num_batched_tokens: 32, prefill_chunk_size: 8}
+  workload: {kind: synthetic, num_requests: 3, prompt_tokens: [20, 9], output_tokens: 2}
+grid:
+  policy.name: [atomic, wcpb]
+"""
+
+
+def test_a_run_takes_a_model_file_beside_its_config_and_a_changed_one_makes_its_results_stale(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_bytes(path.read_bytes())
+    (tmp_path / "grid.yaml").write_text(CONFIG)
+    cell = load_cells(tmp_path / "grid.yaml", (), tmp_path / "out")[0]
+    assert cell.config.device == str((tmp_path / "card.json").resolve())
+    before = inputs_sha256(cell.config)
+    edited(path, tmp_path / "card.json", "device", "launch_ns", value=1.0)
+    assert inputs_sha256(cell.config) != before
+
+
+def test_a_simulated_run_names_the_profile_behind_its_times(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_bytes(path.read_bytes())
+    (tmp_path / "run.yaml").write_text(
+        "device: card.json\nworkload: {kind: synthetic, num_requests: 2, prompt_tokens: 20, output_tokens: 3}\n"
+    )
+    assert main(["run", str(tmp_path / "run.yaml"), "--no-plots", "--out", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["device"] == "card"
+    assert "fitted on one NVIDIA H200 (profile of 2026-01-01" in summary["notes"][0]
+
+
+def test_devices_are_told_apart_by_config_and_by_content(path: Path, tmp_path: Path) -> None:
+    raw = {"device": str(path), "workload": {"kind": "synthetic", "num_requests": 1, "prompt_tokens": 4, "output_tokens": 1}}
+    config = parse_config(raw, tmp_path, "here")
+    assert inputs_sha256(config) == inputs_sha256(dataclasses.replace(config, seed=5))
+    assert inputs_sha256(config) != inputs_sha256(dataclasses.replace(config, device="h200"))
