@@ -1,4 +1,4 @@
-"""`python -m results report | plot`: arguments in, files and exit status out (`policies.core.command`)."""
+"""`python -m results report | compare | plot | pack | unpack`: arguments in, files and exit status out."""
 
 import argparse
 import math
@@ -8,10 +8,12 @@ from pathlib import Path
 
 from policies.core.command import OneLineParser, exit_status
 from policies.core.errors import InputError
+from results.comparison.figures import Tolerances
 from results.load import find_runs
+from results.pack import SUFFIX, pack, unpack
 from results.plots import Window, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
 from results.report import write_report
-from results.rundir import RUNS_ROOT
+from results.rundir import PLOTS, RUNS_ROOT
 from results.table import print_table
 
 
@@ -23,12 +25,31 @@ def main(arguments: Sequence[str]) -> int:
 
 def build_parser() -> OneLineParser:
     parser = OneLineParser(prog="results", description="Look at what runs left behind.", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="report|plot", parser_class=OneLineParser)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="report|compare|plot|pack|unpack", parser_class=OneLineParser
+    )
 
     report = commands.add_parser("report", help="print a comparison table and write one self-contained HTML page")
     report.add_argument("directories", nargs="+", metavar="DIR", help="run directories, or directories that hold some (a sweep)")
     report.set_defaults(action=_report)
     report.add_argument("--out", type=Path, default=RUNS_ROOT / "report.html", metavar="FILE.html", help="default: %(default)s")
+
+    comparison = commands.add_parser("compare", help="hold simulated runs against measured ones; status 1 beyond a tolerance")
+    comparison.add_argument("simulated", metavar="SIM_DIR", help="a simulated run, or a folder or pack of them")
+    comparison.add_argument(
+        "measured", metavar="GPU_DIR", help="the measured run, or a folder or pack of them; repeats go together"
+    )
+    for name, text in (
+        ("p50", "error of a latency's p50"),
+        ("p99", "error of a latency's p99"),
+        ("throughput", "error of the throughput"),
+        ("rank-gap", "difference above which policies have an order that both sides must share"),
+    ):
+        default = 100 * getattr(Tolerances(), name.replace("-", "_"))
+        comparison.add_argument(f"--{name}", type=float, default=default, metavar="%", help=f"{text}, in %% (default: {default:g})")
+    comparison.add_argument("--out", type=Path, default=RUNS_ROOT / "compare", metavar="DIR", help="default: %(default)s")
+    comparison.add_argument("--no-plots", action="store_true", help="draw no pictures")
+    comparison.set_defaults(action=_compare)
 
     plot = commands.add_parser("plot", help="draw one picture of one run, or of several side by side")
     plot.add_argument("directories", nargs="+", metavar="DIR", help="run directories; several are compared in the order given")
@@ -46,6 +67,21 @@ def build_parser() -> OneLineParser:
     plot.add_argument("--from-ms", type=float, metavar="A", help="start of the window in ms of the run's clock")
     plot.add_argument("--to-ms", type=float, metavar="B", help="end of the window")
     plot.add_argument("--out", type=Path, required=True, metavar="FILE.png")
+
+    packer = commands.add_parser("pack", help="keep runs in one small file, which every command here takes in a directory's place")
+    packer.add_argument("directories", nargs="+", metavar="DIR", help="run directories, or directories that hold some (a sweep)")
+    packer.add_argument(
+        "--logs",
+        choices=("first", "all", "none"),
+        default="first",
+        help="whose requests.csv and batches.csv to keep: of repeats the first's (default), everyone's, or no one's",
+    )
+    packer.add_argument("--out", type=Path, required=True, metavar=f"FILE{SUFFIX}")
+    packer.set_defaults(action=_pack)
+    unpacker = commands.add_parser("unpack", help="turn a packed file into run directories again")
+    unpacker.add_argument("file", type=Path, metavar=f"FILE{SUFFIX}")
+    unpacker.add_argument("--out", type=Path, required=True, metavar="DIR")
+    unpacker.set_defaults(action=_unpack)
     return parser
 
 
@@ -57,6 +93,26 @@ def _report(options: argparse.Namespace) -> int:
     write_report(runs, options.out, unfinished)
     print(f"report: {options.out}", file=sys.stderr)
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from results.comparison.compare import compare
+    from results.comparison.markdown import write_markdown
+    from results.comparison.pictures import write_pictures
+    from results.comparison.show import print_comparison
+
+    percents = {name: getattr(options, name) for name in ("p50", "p99", "throughput", "rank_gap")}
+    for name, percent in percents.items():
+        if not 0 <= percent < math.inf:
+            raise InputError(f"--{name.replace('_', '-')}: {percent}, expected a percentage of at least 0")
+    tolerances = Tolerances(**{name: percent / 100 for name, percent in percents.items()})
+    comparison = compare(options.simulated, options.measured, tolerances)
+    print_comparison(comparison)
+    comparison.write_json(options.out / "compare.json")
+    write_markdown(comparison, options.out / "compare.md")
+    files = [] if options.no_plots else write_pictures(comparison, options.out / PLOTS)
+    print(f"compare.json, compare.md and {len(files)} pictures in {options.out}", file=sys.stderr)
+    return 0 if comparison.holds else 1
 
 
 def _plot(options: argparse.Namespace) -> int:
@@ -79,6 +135,22 @@ def _plot(options: argparse.Namespace) -> int:
     except OSError as error:
         raise InputError(f"{options.out}: cannot be written: {error.strerror}") from None
     print(f"plot: {options.out}", file=sys.stderr)
+    return 0
+
+
+def _pack(options: argparse.Namespace) -> int:
+    runs, unfinished = find_runs(options.directories)
+    for path in unfinished:
+        print(f"left out, did not end: {path}", file=sys.stderr)
+    pack(runs, options.out, options.logs)
+    print(f"{len(runs)} runs, {options.out.stat().st_size / 1e6:.2f} MB: {options.out}", file=sys.stderr)
+    return 0
+
+
+def _unpack(options: argparse.Namespace) -> int:
+    if not options.file.is_file():
+        raise InputError(f"{options.file}: no such file, expected a pack of runs")
+    print(f"{len(unpack(options.file, options.out))} runs: {options.out}", file=sys.stderr)
     return 0
 
 

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 POLICY_ORDER = ("atomic", "split", "mixed", "wcpb")
@@ -83,6 +83,15 @@ def config_hash(config: Mapping[str, Any]) -> str:
     """SHA-256 of the config as JSON with sorted keys, so that key order and the file's comments do not count."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` without what two sides of a comparison may differ in: the device, and the folders of the workload's files."""
+    workload = dict(config["workload"])
+    for key in ("path", "dataset"):
+        if isinstance(workload.get(key), str):
+            workload[key] = PurePosixPath(workload[key]).name
+    return {**{key: value for key, value in config.items() if key != "device"}, "workload": workload}
 
 
 def workload_name(workload: Mapping[str, Any]) -> str:

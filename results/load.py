@@ -14,6 +14,7 @@ from policies.core.runlog import BATCH_COLUMNS, REQUEST_COLUMNS
 from results.batchlog import CONTRACT_COLUMNS, LoggedBatch, read_batches
 from results.identity import policy_label
 from results.metrics import LATENCIES
+from results.pack import SUFFIX, is_pack, unpacked
 from results.rundir import BATCHES, CONFIG, REQUESTS, SUMMARY, is_run_directory
 
 BATCHES_PER_PIECE = 50_000
@@ -61,6 +62,11 @@ class Run:
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: {_one_line(error)}") from None
         return frame.fillna({"reason": "", "token_ns": ""})
+
+    @property
+    def has_logs(self) -> bool:
+        """Whether its requests and batches were kept: a sweep may delete them, a pack keeps one repeat's."""
+        return (self.path / REQUESTS).is_file() and (self.path / BATCHES).is_file()
 
     def batches(self) -> Iterator[LoggedBatch]:
         """`batches.csv`, one batch at a time (see `results.batchlog.read_batches`)."""
@@ -110,22 +116,24 @@ def finished_summary(path: Path, input_sha256: str) -> dict[str, Any] | None:
 
 
 def find_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[Path]]:
-    """The runs at `paths`; a directory that is none stands for the run directories below it (a sweep), in order of path.
+    """The runs at `paths`: run directories, packs (`results.pack`), or folders that hold some of either, in order of path.
 
-    The second list holds unfinished runs found inside such a directory. Raises `InputError` for a path with no run at all.
+    The second list holds unfinished runs found inside a folder. Raises `InputError` for a path with no run at all.
     """
     runs: list[Run] = []
     unfinished: list[Path] = []
     for path in map(Path, paths):
-        inner = sorted(item.parent for item in path.rglob(CONFIG) if is_run_directory(item.parent))
-        if is_run_directory(path) or not inner:
-            runs.append(load_run(path))
-            continue
-        for item in inner:
-            if (item / SUMMARY).is_file():
-                runs.append(load_run(item))
-            else:
-                unfinished.append(item)
+        packs = [path] if is_pack(path) else sorted(path.rglob(f"*{SUFFIX}"))
+        for folder in (path, *map(unpacked, packs)):
+            inner = sorted(item.parent for item in folder.rglob(CONFIG) if is_run_directory(item.parent))
+            if is_run_directory(folder) or not (inner or packs):
+                runs.append(load_run(folder))
+                break
+            for item in inner:
+                if (item / SUMMARY).is_file():
+                    runs.append(load_run(item))
+                else:
+                    unfinished.append(item)
     if not runs:
         raise InputError(f"{', '.join(map(str, paths))}: no finished run")
     return runs, unfinished

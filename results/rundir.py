@@ -22,8 +22,8 @@ from results.identity import RunIdentity
 
 RUNS_ROOT = Path("results/runs")
 MARKER = "# The resolved configuration of one run; `results` wrote it and knows its directory by this line.\n"
-CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS = (
-    "config.yaml", "batches.csv", "requests.csv", "summary.json", "trace.json.gz", "plots",
+CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS, REPLAY, PREDICTED = (
+    "config.yaml", "batches.csv", "requests.csv", "summary.json", "trace.json.gz", "plots", "replay.json", "predicted.csv",
 )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _locked(path: Path) -> int:
 
 def _clear(path: Path) -> None:
     """Remove what an earlier run wrote into `path`, its summary first."""
-    for name in (SUMMARY, SUMMARY + ".tmp", BATCHES, REQUESTS, TRACE):
+    for name in (SUMMARY, SUMMARY + ".tmp", BATCHES, REQUESTS, TRACE, REPLAY, PREDICTED):
         (path / name).unlink(missing_ok=True)
     shutil.rmtree(path / PLOTS, ignore_errors=True)
 

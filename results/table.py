@@ -114,8 +114,15 @@ def print_table(summaries: Sequence[Summary], file: TextIO | None = None) -> Non
     Without a terminal there is no colour, and the best figures carry a `*`.
     """
     file = file if file is not None else sys.stdout
+    is_terminal = Console(file=file).is_terminal
+    print_whole(comparison_table(summaries, marks_best=not is_terminal), file)
+    if not is_terminal:
+        file.write("* best of its workload\n")
+
+
+def print_whole(table: Table, file: TextIO) -> None:
+    """Print `table` to `file` at the width it needs, without colour when nobody looks at a terminal."""
     console = Console(file=file)
-    table = comparison_table(summaries, marks_best=not console.is_terminal)
     wide = console.options.update(width=10_000)
     needed = Measurement.get(console, wide, table).maximum
     if console.is_terminal:
@@ -124,7 +131,7 @@ def print_table(summaries: Sequence[Summary], file: TextIO | None = None) -> Non
     plain = Console(file=io.StringIO(), width=needed, color_system=None)
     with plain.capture() as capture:
         plain.print(table)
-    file.write("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n* best of its workload\n")
+    file.write("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n")
 
 
 def _group(summary: Summary) -> tuple[str, ...]:

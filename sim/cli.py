@@ -1,5 +1,5 @@
-"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` a recorded run, `fit` a latency model to a
-profile, `explain` a prediction, `bench` the simulator."""
+"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` and `predict` recorded runs, `fit` a latency
+model to a profile, `explain` a prediction, `bench` the simulator."""
 
 import argparse
 import json
@@ -26,8 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     sweep.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
     sweep.add_argument("--no-batches", action="store_true", help="delete every cell's batches.csv once it is summarised")
     sweep.set_defaults(action=_sweep)
-    replay = commands.add_parser("replay", help="decide a recorded run of either world again: every batch must be equal")
-    replay.add_argument("run", type=Path, metavar="RUN_DIR")
+    replay = commands.add_parser("replay", help="decide recorded runs of either world again: every batch must be equal")
     replay.set_defaults(action=_replay)
     fit = commands.add_parser("fit", help="a latency model from a profile of a device")
     fit.add_argument("profile", type=Path, metavar="PROFILE.csv")
@@ -40,6 +39,13 @@ def main(arguments: Sequence[str]) -> int:
     explain.add_argument("--loops", type=int, help="recurrent loops; by default what the stage runs at once")
     explain.add_argument("--json", action="store_true")
     explain.set_defaults(action=_explain)
+    predict = commands.add_parser("predict", help="simulate what recorded runs did: their decisions, each batch, and the whole run")
+    predict.add_argument("--device", default=None, metavar="NAME|MODEL.json", help="latency model (default: the runs' `device`)")
+    predict.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
+    predict.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the simulated runs go, one for each config")
+    predict.set_defaults(action=_predict)
+    for command in (replay, predict):
+        command.add_argument("runs", nargs="+", metavar="RUN", help="run directories, packs, or folders that hold some")
     bench = commands.add_parser("bench", help="iterations per second, start-up time, memory")
     bench.add_argument("--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory")
     bench.set_defaults(action=_bench)
@@ -70,8 +76,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from results.table import print_table
     from sim.sweep import load_cells, run_sweep
 
-    if options.jobs == 0 or options.jobs < -1:
-        raise InputError(f"--jobs: {options.jobs}, expected -1 or a number of processes")
+    _check_jobs(options.jobs)
     out = options.out or Path("results/runs") / options.config.stem
     cells = load_cells(options.config, options.set, out)
     results = list(run_sweep(cells, options.jobs, not options.no_batches))
@@ -84,11 +89,22 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
+    from sim.predict import recorded_runs
     from sim.replay import replay
 
-    outcome = replay(options.run)
-    print(outcome)
-    return 0 if outcome.difference is None else 1
+    is_equal = True
+    for run in recorded_runs(options.runs):
+        outcome = replay(run.path)
+        print(outcome)
+        is_equal = is_equal and outcome.difference is None
+    return 0 if is_equal else 1
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from sim.predict import predict
+
+    _check_jobs(options.jobs)
+    return 0 if predict(options.runs, options.out, options.device, options.jobs) else 1
 
 
 def _fit(options: argparse.Namespace) -> int:
@@ -115,3 +131,8 @@ def _bench(options: argparse.Namespace) -> int:
         raise InputError(f"--trace {options.trace}: no such file")
     run_bench(options.trace)
     return 0
+
+
+def _check_jobs(jobs: int) -> None:
+    if jobs == 0 or jobs < -1:
+        raise InputError(f"--jobs: {jobs}, expected -1 or a number of processes")

@@ -13,7 +13,7 @@ scheduled before that completion, or the log would hold its batch. Measured time
 """
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from sim.recorded import Fields, LoggedArrivals, LoggedBatch, RecordedRun
 DECISIONS = ("seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "ranges", "after_seq", "allocated")
 """Columns of `batches.csv` that the scheduler decides; the others are measured or predicted by a backend."""
 SimProcess = Generator[simpy.Event, Any, None]
+Observer = Callable[[ExecutionBatch], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,15 @@ class Outcome:
         return f"{self.run.path}: {self.num_batches} batches of {len(self.run.requests)} requests, all equal{end}"
 
 
-def replay(path: Path) -> Outcome:
-    """Replay the run directory at `path`, of either world. Raises `InputError` when it holds no run that can be replayed."""
+def replay(path: Path, observe: Observer | None = None) -> Outcome:
+    """Replay the run directory at `path`, of either world, and show `observe` every batch that was formed as logged.
+
+    Raises `InputError` when the directory holds no run that can be replayed.
+    """
     run = RecordedRun.read(path)
     scheduler = Scheduler(run.config.policy, run.model, run.config.scheduler, run.config.cache)
     engine = Engine(scheduler, LoggedArrivals(run.requests, run.concurrency), RunLog(), run.patience_ns)
-    backend = ReplayBackend(engine, run)
+    backend = ReplayBackend(engine, run, observe)
     difference = backend.run() or (None if run.is_cut else _request_difference(run, engine.log))
     return Outcome(run, backend.num_equal, difference)
 
@@ -83,8 +87,9 @@ class _Differs(Exception):
 class ReplayBackend:
     """Drives one `engine` through the events of `run`. `num_equal` counts the batches that were formed as logged."""
 
-    def __init__(self, engine: Engine, run: RecordedRun) -> None:
+    def __init__(self, engine: Engine, run: RecordedRun, observe: Observer | None = None) -> None:
         self.num_equal = 0
+        self._observe = observe
         self._engine = engine
         self._run = run
         self._env = simpy.Environment()
@@ -146,6 +151,8 @@ class ReplayBackend:
             raise _Differs(Difference(sentence, _line(row.fields), _line({**row.fields, **replayed})))
         self.num_equal += 1
         self._in_flight.append((row, batch))
+        if self._observe is not None:
+            self._observe(batch)
 
     def _collect(self, following: LoggedBatch | None) -> SimProcess:
         """Report the oldest completion; `following` is the batch that the log forms next, after this."""

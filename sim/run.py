@@ -77,16 +77,23 @@ def inputs_sha256(config: RunConfig) -> str:
 
 
 def simulate(
-    config: RunConfig, out: Path | None, *, label: str | None = None, plots: bool = True, keep_batches: bool = True
+    config: RunConfig,
+    out: Path | None,
+    *,
+    workload: Workload | None = None,
+    label: str | None = None,
+    plots: bool = True,
+    keep_batches: bool = True,
 ) -> tuple[Path, dict[str, Any]]:
     """Run `config`, write its run directory, and return where it is and its summary.
 
-    Without `plots` neither pictures nor a Perfetto trace are written. Ctrl-C ends the run as `interrupted`: what was simulated
-    until then is written and marked. Raises `InputError` for a wrong config, and what the engine raises when an invariant breaks.
+    `workload` stands in for the config's, whose files may not be here: then the summary has no `input_sha256`. Without `plots`
+    neither pictures nor a Perfetto trace are written. Ctrl-C ends the run as `interrupted`: what was simulated until then is
+    written and marked. Raises `InputError` for a wrong config, and what the engine raises when an invariant breaks.
     """
-    simulation = Simulation.prepare(config)
+    simulation = Simulation.prepare(config, workload)
+    inputs = {} if workload else {"input_sha256": inputs_sha256(config)}
     identity = RunIdentity.from_config(config.resolved, "sim", simulation.model.num_loops, workload=label)
-    inputs = inputs_sha256(config)
     config = simulation.config
     scheduler = simulation.scheduler()
     with RunDirectory.create(config.resolved, identity, out) as directory:
@@ -105,7 +112,7 @@ def simulate(
             trace=plots,
             skipped_rows=simulation.workload.skipped_rows,
             notes=simulation.notes,
-            extra={"input_sha256": inputs},
+            extra=inputs,
         )
     if not keep_batches:
         (directory.path / BATCHES).unlink()

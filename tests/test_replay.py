@@ -349,7 +349,8 @@ def test_a_directory_that_is_no_whole_run_is_one_line_and_status_2(
         return err
 
     assert "nowhere: no such directory, expected a run directory" in refused(tmp_path / "nowhere")
-    assert "not a run directory" in refused(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "not a run directory" in refused(tmp_path / "empty")
     (run / "batches.csv").rename(run / "elsewhere.csv")
     assert "batches.csv: cannot be read: No such file or directory" in refused(run)
     (run / "elsewhere.csv").rename(run / "batches.csv")

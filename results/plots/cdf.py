@@ -32,7 +32,7 @@ def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
         grid = figure.subplots(len(chunks), 3, squeeze=False, sharex="col", sharey=True)
         for column, (name, field) in enumerate(COLUMNS):
             values = [getattr(item, field) / 1e6 for item in samples]
-            is_log = _is_wide(values)
+            is_log = is_wide(values)
             for row, chunk in enumerate(chunks):
                 axes = grid[row, column]
                 shown = [(run, value) for run, value in zip(runs, values, strict=True) if run.chunk_tokens == chunk and len(value)]
@@ -42,10 +42,10 @@ def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
                     continue
                 for place, (run, value) in enumerate(shown):
                     color, dash = styles[run.policy]
-                    _draw_cdf(axes, value, run.policy, color, dash, width_under(place, len(shown)))
+                    draw_cdf(axes, value, run.policy, color, dash, width_under(place, len(shown)))
                 if is_log:
                     axes.set_xscale("log")
-                    _label_log(axes)
+                    label_log(axes)
                 else:
                     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
                 axes.set_title(f"{name} · chunk {chunk}" if len(chunks) > 1 or column == 0 else name)
@@ -60,7 +60,8 @@ def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
         figure.suptitle(f"Latency on {runs[0].workload}", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
 
 
-def _draw_cdf(axes: Axes, values: NDArray[np.float64], label: str, color: str, dash: str, width: float) -> None:
+def draw_cdf(axes: Axes, values: NDArray[np.float64], label: str, color: str, dash: str, width: float) -> None:
+    """The cumulative distribution of `values`, at most `MAX_POINTS` steps of it, with marks at p50 and p99."""
     ordered = np.sort(values)
     share = np.arange(1, len(ordered) + 1) / len(ordered)
     if len(ordered) > MAX_POINTS:
@@ -72,7 +73,7 @@ def _draw_cdf(axes: Axes, values: NDArray[np.float64], label: str, color: str, d
     axes.plot(marks, (0.5, 0.99), ls="", marker="o", ms=4, color=color, mec="white", mew=0.8, zorder=3)
 
 
-def _is_wide(values: Sequence[NDArray[np.float64]]) -> bool:
+def is_wide(values: Sequence[NDArray[np.float64]]) -> bool:
     """Whether the bulk of all samples (p0.5 to the maximum) spans more than `LOG_FROM_RATIO`."""
     filled = [value for value in values if len(value)]
     if not filled:
@@ -82,7 +83,8 @@ def _is_wide(values: Sequence[NDArray[np.float64]]) -> bool:
     return low > 0 and high / low > LOG_FROM_RATIO
 
 
-def _label_log(axes: Axes) -> None:
+def label_log(axes: Axes) -> None:
+    """Plain numbers at the decades of a logarithmic x axis."""
     axes.xaxis.set_major_locator(LogLocator(10, numticks=8))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

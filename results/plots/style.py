@@ -8,6 +8,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from results.identity import policy_order
 
@@ -69,6 +70,26 @@ def policy_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
         num_same = sum(other.split(" ", 1)[0] == name for other in styles)
         styles[label] = (color, ("-", "--", ":", "-.")[num_same % 4])
     return styles
+
+
+def log_scales(axes: Axes, x: bool = True, y: bool = False) -> None:
+    """Make the axes asked for logarithmic, with plain numbers at 1, 2 and 5 of a decade."""
+    for is_wanted, axis, scale in ((x, axes.xaxis, axes.set_xscale), (y, axes.yaxis, axes.set_yscale)):
+        if is_wanted:
+            scale("log")
+            axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0), numticks=12))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+            axis.set_minor_formatter(NullFormatter())
+    axes.tick_params(which="minor", color=MUTED, length=2)
+
+
+def agreement_axes(axes: Axes, low: float, high: float) -> None:
+    """One logarithmic scale from `low` to `high` on both axes, and the line on which two sides agree."""
+    log_scales(axes, y=True)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.plot((low, high), (low, high), color=INK, lw=0.8)
+    axes.set_aspect("equal")
 
 
 def width_under(place: int, num_lines: int) -> float:

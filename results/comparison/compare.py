@@ -1,0 +1,184 @@
+"""A whole comparison: two sets of runs in, everything that is said about them out, as values and as `compare.json`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from policies.core.errors import InputError
+from results.comparison.batches import StageErrors, batch_times, stage_errors
+from results.comparison.figures import ENOUGH_REPEATS, Figure, Tolerances, by_label, figures_of
+from results.comparison.pairs import Pair, pair_runs
+from results.comparison.ranking import Order, orders
+from results.comparison.requests import Queue, RequestErrors, queue_of, request_errors
+from results.identity import policy_order
+from results.load import Run, find_runs
+from results.predictions import Replay, read_replays
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of one pair. `requests` and `queues` (predicted, measured) need logs, `stages` predictions of batches."""
+
+    pair: Pair
+    figures: Sequence[Figure]
+    replays: Sequence[Replay]
+    requests: Mapping[str, RequestErrors]
+    queues: tuple[Queue, Queue] | None
+    stages: Sequence[StageErrors]
+    times: pd.DataFrame | None
+
+    @property
+    def is_replayed(self) -> bool | None:
+        """Whether all replays found all batches equal; None when nothing was replayed."""
+        return all(item.difference is None for item in self.replays) if self.replays else None
+
+    @property
+    def misses(self) -> list[Figure]:
+        return [figure for figure in self.figures if not figure.holds]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Cells by workload, chunk size and policy; `stages` over the batches of all of them; `notes` on what was left out."""
+
+    cells: Sequence[Cell]
+    stages: Sequence[StageErrors]
+    ranking: Sequence[Order]
+    tolerances: Tolerances
+    notes: Sequence[str]
+
+    @property
+    def misses(self) -> list[tuple[Cell, Figure]]:
+        """Figures beyond their tolerance, the one that exceeds it by the largest factor first."""
+        found = [(cell, figure) for cell in self.cells for figure in cell.misses]
+        return sorted(found, key=lambda item: -abs(item[1].error) / (item[1].tolerance or 1.0))
+
+    @property
+    def differences(self) -> list[Replay]:
+        """Measured runs whose decisions the simulator's scheduler does not repeat."""
+        return [item for cell in self.cells for item in cell.replays if item.difference is not None]
+
+    @property
+    def wrong_orders(self) -> list[Order]:
+        return [order for order in self.ranking if not order.is_alike]
+
+    @property
+    def holds(self) -> bool:
+        """No figure beyond its tolerance, no decision that differs, no pair of policies in another order."""
+        return not (self.misses or self.differences or self.wrong_orders)
+
+    @property
+    def workloads(self) -> list[str]:
+        return list(dict.fromkeys(cell.pair.workload for cell in self.cells))
+
+    def of_workload(self, workload: str) -> list[Cell]:
+        return [cell for cell in self.cells if cell.pair.workload == workload]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "holds": self.holds,
+            "tolerances": asdict(self.tolerances),
+            "simulated": _side([cell.pair.predicted for cell in self.cells]),
+            "measured": _side([run for cell in self.cells for run in cell.pair.measured]),
+            "cells": [_cell_json(cell) for cell in self.cells],
+            "batches": {item.stage: _stage_json(item) for item in self.stages},
+            "ranking": [order.as_json() for order in self.ranking],
+            "notes": list(self.notes),
+        }
+
+    def write_json(self, path: Path) -> None:
+        text = json.dumps(self.as_json(), indent=1, allow_nan=False)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def compare(predicted: str | Path, measured: str | Path, tolerances: Tolerances) -> Comparison:
+    """Compare the runs at `predicted` with those at `measured`: run directories, folders of them, or packs.
+
+    Raises `InputError`, one sentence, when they cannot be compared (`results.comparison.pairs`).
+    """
+    pairs, notes = pair_runs(find_runs([predicted])[0], find_runs([measured])[0])
+    order = {pair.workload: at for at, pair in reversed(list(enumerate(pairs)))}
+    pairs.sort(key=lambda pair: (order[pair.workload], policy_order(pair.predicted.policy)))
+    cells = [compare_pair(pair, tolerances) for pair in pairs]
+    few = sum(len(cell.pair.measured) < ENOUGH_REPEATS for cell in cells)
+    if few:
+        notes.append(
+            f"{few} of {len(cells)} configs were measured fewer than {ENOUGH_REPEATS} times: their spread is not known well"
+        )
+    times = [cell.times for cell in cells if cell.times is not None]
+    ranking = [
+        item
+        for workload in order
+        for item in orders(
+            workload,
+            {cell.pair.predicted.policy: by_label(cell.figures) for cell in cells if cell.pair.workload == workload},
+            tolerances.rank_gap,
+        )
+    ]
+    return Comparison(cells, stage_errors(pd.concat(times)) if times else (), ranking, tolerances, notes)
+
+
+def compare_pair(pair: Pair, tolerances: Tolerances) -> Cell:
+    times = batch_times(pair)
+    logged = pair.logged
+    requests: Mapping[str, RequestErrors] = {}
+    queues = None
+    if logged is not None and pair.predicted.has_logs:
+        tables = [run.requests() for run in (pair.predicted, logged)]
+        requests = request_errors(*tables)
+        predicted, measured = (
+            queue_of(table, float(run.summary["duration_s"])) for table, run in zip(tables, (pair.predicted, logged), strict=True)
+        )
+        queues = (predicted, measured)
+    return Cell(
+        pair,
+        figures_of(pair, tolerances),
+        read_replays(pair.predicted.path),
+        requests,
+        queues,
+        stage_errors(times) if times is not None else (),
+        times,
+    )
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    predicted = cell.pair.predicted
+    return {
+        "workload": cell.pair.measured[0].workload,
+        "policy": predicted.policy,
+        "prefill_chunk_size": predicted.chunk_tokens,
+        "num_repeats": len(cell.pair.measured),
+        "simulated_run": predicted.path.name,
+        "measured_runs": [run.path.name for run in cell.pair.measured],
+        "figures": {figure.label: figure.as_json() for figure in cell.figures},
+        "decisions": [asdict(item) for item in cell.replays],
+        "requests": {name: asdict(item) for name, item in cell.requests.items()},
+        "queue": dict(zip(("simulated", "measured"), (item.as_json() for item in cell.queues), strict=True))
+        if cell.queues
+        else None,
+        "batches": {item.stage: _stage_json(item) for item in cell.stages},
+    }
+
+
+def _stage_json(item: StageErrors) -> dict[str, Any]:
+    return {**{key: value for key, value in asdict(item).items() if key != "stage"}, "bias": item.bias}
+
+
+def _side(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the runs of a side have said of where their numbers come from."""
+    keys = ("model", "device", "world", "card", "versions", "dtype", "weights", "cuda_graphs")
+    found: dict[str, list[Any]] = {}
+    for run in runs:
+        for key in keys:
+            value = run.summary.get(key)
+            if value is not None and value not in found.setdefault(key, []):
+                found[key].append(value)
+    return {"num_runs": len(runs), **found}

@@ -1,0 +1,128 @@
+"""What the simulator says of runs that were measured: the half of a comparison that needs a latency model.
+
+For every configuration among recorded runs it leaves one simulated run directory with three answers in it: the run as the
+simulator would have it, from the same requests (`requests.csv`, `batches.csv`, `summary.json`); whether the decisions of the
+measured runs are decided alike (`replay.json`); and the predicted times of every batch that was really formed (`predicted.csv`).
+`results compare` holds these against the measured runs.
+"""
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import joblib
+
+from policies.config import RunConfig, load_config, model_shape
+from policies.core.batch import ExecutionBatch
+from policies.core.errors import InputError
+from results.identity import RunIdentity, comparable, config_hash
+from results.load import Run, find_runs
+from results.predictions import Replay, write_predictions, write_replays
+from results.rundir import CONFIG
+from sim.latency import LatencyModel
+from sim.models import load_device
+from sim.recorded import RecordedRun
+from sim.replay import Outcome, replay
+from sim.run import simulate
+from workloads.spec import TraceSpec, parse_workload
+from workloads.workload import RecordedOutputs, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One configuration: its measured runs with logs (repeats), and the directory of the run that stands for them."""
+
+    runs: tuple[Run, ...]
+    config: RunConfig
+    directory: Path
+
+
+def recorded_runs(paths: Sequence[str | Path]) -> list[Run]:
+    """The runs at `paths` whose logs were kept; a path that is a single run stays, log or not. Raises `InputError`."""
+    runs = []
+    for path in paths:
+        found, _ = find_runs([path])
+        runs += [run for run in found if run.has_logs] if len(found) > 1 else found
+    if not runs:
+        raise InputError(f"{', '.join(map(str, paths))}: no run there has kept its requests.csv and batches.csv")
+    return runs
+
+
+def predict(paths: Sequence[str | Path], out: Path, device: str | None, jobs: int = -1) -> bool:
+    """Simulate what the runs at `paths` did on `device` (None: the one in their configs), each configuration below `out`.
+
+    Returns whether every decision of every run was decided alike. Prints a line for each. Raises `InputError` when a run cannot be
+    simulated: its log is no log, or its workload is in a file that is not here and its own arrivals do not say enough.
+    """
+    tasks = plan(recorded_runs(paths), out, device)
+    for task in tasks:
+        load_device(task.config.device, model_shape(task.config))
+    is_equal = True
+    parallel = joblib.Parallel(n_jobs=jobs, return_as="generator", batch_size=1)
+    for lines, is_alike in parallel(joblib.delayed(run_task)(task) for task in tasks):
+        print("\n".join(lines))
+        is_equal = is_equal and is_alike
+    print(f"{len(tasks)} simulated runs in {out}", file=sys.stderr)
+    return is_equal
+
+
+def plan(runs: Sequence[Run], out: Path, device: str | None) -> list[Task]:
+    """Runs by configuration, in the order in which they come."""
+    by_config: dict[str, list[Run]] = {}
+    for run in runs:
+        by_config.setdefault(config_hash(comparable(run.config)), []).append(run)
+    tasks = []
+    for repeats in by_config.values():
+        overrides = [f"device={device}"] if device else []
+        config = load_config(repeats[0].path / CONFIG, overrides)
+        name = RunIdentity.from_config(config.resolved, "sim", repeats[0].num_loops).directory_name
+        tasks.append(Task(tuple(repeats), config, out / "cells" / name))
+    return tasks
+
+
+def run_task(task: Task) -> tuple[list[str], bool]:
+    """Simulate, then replay every measured run and predict the batches of the first; what to print, and whether all was alike."""
+    first = task.runs[0]
+    workload = recorded_workload(RecordedRun.read(first.path))
+    latency = load_device(task.config.device, model_shape(task.config))
+    folder, _ = simulate(task.config, task.directory, workload=workload, label=first.workload, plots=False)
+    outcomes = [predict_batches(first.path, latency, folder), *(replay(run.path) for run in task.runs[1:])]
+    write_replays(folder, [_verdict(run, outcome) for run, outcome in zip(task.runs, outcomes, strict=True)])
+    return [str(outcome) for outcome in outcomes], all(outcome.difference is None for outcome in outcomes)
+
+
+def predict_batches(path: Path, latency: LatencyModel, folder: Path) -> Outcome:
+    """Replay the run at `path` and write what `latency` says of each of its batches to `folder`."""
+    rows: list[tuple[int, ...]] = []
+
+    def observe(batch: ExecutionBatch) -> None:
+        said = latency.predict(batch)
+        rows.append((batch.seq, said.select_ns, said.host_ns, said.device_ns, *said.components_ns))
+
+    outcome = replay(path, observe)
+    write_predictions(folder, rows)
+    return outcome
+
+
+def recorded_workload(run: RecordedRun) -> Workload | None:
+    """The requests of `run` as a workload where its trace file is not here, None where the config gives them.
+
+    An open trace's logged arrivals are its own. A cap on outstanding requests, clients that hung up and shared prefixes need what only
+    the file has, so that reading the workload raises `InputError`.
+    """
+    spec = parse_workload(run.config.workload, run.config.where)
+    if not isinstance(spec, TraceSpec) or Path(spec.path).is_file():
+        return None
+    if run.concurrency is not None or run.patience_ns or run.config.cache.prefix_caching:
+        return None
+    by_id = sorted(run.outputs)
+    if by_id != list(range(len(by_id))):
+        raise InputError(f"{run.path}: request ids do not count from 0, expected a run that was not interrupted")
+    outputs = RecordedOutputs(array("q", (run.outputs[request_id] for request_id in by_id)))
+    return Workload(Path(spec.path).stem, run.requests, outputs, max_context=spec.max_context)
+
+
+def _verdict(run: Run, outcome: Outcome) -> Replay:
+    return Replay(run.path.name, outcome.num_batches, None if outcome.difference is None else outcome.difference.sentence)

@@ -1,0 +1,138 @@
+"""Packed runs: small files that give back the very same logs, and that every command takes in a directory's place."""
+
+import lzma
+import random
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from results_runs import write_run
+
+from policies.core.errors import InputError
+from policies.core.request import Request
+from results.cli import main
+from results.load import find_runs, load_run
+from results.logcode import RAW, decode_batches, decode_requests, encode_batches, encode_requests, finished_ns
+from results.pack import pack, unpack
+
+LOGS = ("batches.csv", "requests.csv", "summary.json")
+
+
+def random_requests(seed: int) -> list[Request]:
+    draw = random.Random(seed)
+    arrivals = sorted(draw.randrange(50_000_000) for _ in range(12))
+    return [Request(at, arrival_ns, draw.randint(1, 60), draw.randint(1, 9)) for at, arrival_ns in enumerate(arrivals)]
+
+
+@pytest.mark.parametrize("policy", ["atomic", "split", "mixed", "wcpb"])
+def test_logs_come_back_byte_for_byte_and_are_coded_by_column(tmp_path: Path, policy: str) -> None:
+    run = write_run(tmp_path / "run", policy, requests=random_requests(7), trace=False)
+    batches, requests = ((run.path / name).read_bytes() for name in ("batches.csv", "requests.csv"))
+    coded = encode_batches(batches)
+    assert RAW not in coded and decode_batches(coded) == batches
+    ends = finished_ns(batches)
+    told = encode_requests(requests, ends)
+    assert RAW not in told and decode_requests(told, ends) == requests
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("\n0,", "\n00,", 1),
+        lambda text: text.removesuffix("\n"),
+        lambda text: text.replace("after_seq", "before_seq"),
+        lambda text: text.replace(":0:", ":?:", 1),
+        lambda text: text.replace(",", ";"),
+        lambda text: text + "1,2\n",
+        lambda text: "",
+    ],
+)
+def test_a_table_that_is_not_as_we_write_it_still_comes_back(tmp_path: Path, edit: object) -> None:
+    run = write_run(tmp_path / "run", trace=False)
+    table = edit((run.path / "batches.csv").read_text()).encode()  # type: ignore[operator]
+    assert decode_batches(encode_batches(table)) == table
+
+
+def test_a_token_between_two_batches_is_kept_as_it_is(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", trace=False)
+    table = (run.path / "requests.csv").read_bytes()
+    ends = finished_ns((run.path / "batches.csv").read_bytes())
+    assert encode_requests(table, ends + 1) == {RAW: table}
+    assert encode_requests(table, np.array([], dtype=np.int64)) == {RAW: table}
+
+
+def test_a_pack_is_unpacked_into_the_same_runs_and_has_the_same_bytes_every_time(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "cells" / name, name, trace=False) for name in ("atomic", "wcpb")]
+    for name in ("one", "two"):
+        pack(runs, tmp_path / f"{name}.tar.xz")
+    assert (tmp_path / "one.tar.xz").read_bytes() == (tmp_path / "two.tar.xz").read_bytes()
+    places = unpack(tmp_path / "one.tar.xz", tmp_path / "out")
+    assert [place.name for place in places] == ["atomic", "wcpb"]
+    for run, place in zip(runs, places, strict=True):
+        assert [(place / name).read_bytes() for name in LOGS] == [(run.path / name).read_bytes() for name in LOGS]
+        assert load_run(place).config == run.config
+
+
+def test_of_repeats_the_first_keeps_its_logs_unless_told_otherwise(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / folder / "run", trace=False) for folder in ("a", "b")]
+    for logs, kept in (("first", [True, False]), ("all", [True, True]), ("none", [False, False])):
+        file = tmp_path / f"{logs}.tar.xz"
+        assert main(["pack", str(tmp_path / "a"), str(tmp_path / "b"), "--logs", logs, "--out", str(file)]) == 0
+        found = find_runs([file])[0]
+        assert [run.path.name for run in found] == ["run", "run-2"]
+        assert [run.has_logs for run in found] == kept
+        assert [run.summary for run in found] == [run.summary for run in runs]
+
+
+def test_folders_of_the_machine_stay_out_of_a_pack(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", trace=False)
+    text = (run.path / "config.yaml").read_text()
+    (run.path / "config.yaml").write_text(text.replace("  kind: synthetic", "  kind: trace\n  path: /home/me/traces/t.csv"))
+    pack([load_run(run.path)], tmp_path / "p.tar.xz")
+    with tarfile.open(tmp_path / "p.tar.xz") as archive:
+        config = archive.extractfile("run/config.yaml")
+        assert config is not None and b"path: t.csv\n" in config.read()
+
+
+def test_packs_stand_for_their_runs_wherever_runs_are_looked_for(tmp_path: Path) -> None:
+    write_run(tmp_path / "set" / "plain", "atomic", trace=False)
+    pack([write_run(tmp_path / "made" / name, name, trace=False) for name in ("mixed", "wcpb")], tmp_path / "set" / "p.tar.xz")
+    assert [run.policy for run in find_runs([tmp_path / "set"])[0]] == ["atomic", "mixed", "wcpb"]
+    assert [run.policy for run in find_runs([tmp_path / "set" / "p.tar.xz"])[0]] == ["mixed", "wcpb"]
+    assert main(["report", str(tmp_path / "set"), "--out", str(tmp_path / "r.html")]) == 0
+
+
+def test_a_file_that_is_no_whole_pack_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", trace=False)
+    good, bad = tmp_path / "p.tar.xz", tmp_path / "bad.tar.xz"
+    pack([run], good)
+
+    def refused(*arguments: object) -> str:
+        assert main([str(item) for item in arguments]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        return err
+
+    bad.write_bytes(good.read_bytes()[:-2000])
+    assert "bad.tar.xz: is not a whole pack of runs" in refused("report", bad)
+    bad.write_bytes(b"nothing of the kind")
+    assert "bad.tar.xz: is not a whole pack of runs" in refused("unpack", bad, "--out", tmp_path / "out")
+    with lzma.open(bad, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.add(run.path / "summary.json", "run/../../summary.json")
+    assert "it holds 'run/../../summary.json'" in refused("unpack", bad, "--out", tmp_path / "out")
+    assert "p.zip: expected a name that ends in .tar.xz" in refused("pack", run.path, "--out", tmp_path / "p.zip")
+    assert "nowhere.tar.xz: no such file" in refused("unpack", tmp_path / "nowhere.tar.xz", "--out", tmp_path / "out")
+    (run.path / "batches.csv").unlink()
+    assert "has no batches.csv to keep" in refused("pack", run.path, "--out", good)
+
+
+def test_a_run_is_refused_before_its_pack_replaces_an_older_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", trace=False)
+    pack([run], tmp_path / "p.tar.xz")
+    before = (tmp_path / "p.tar.xz").read_bytes()
+    (run.path / "requests.csv").unlink()
+    with pytest.raises(InputError, match=r"has no requests\.csv to keep"):
+        pack([run], tmp_path / "p.tar.xz")
+    assert (tmp_path / "p.tar.xz").read_bytes() == before
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["p.tar.xz", "run"]
