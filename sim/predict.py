@@ -109,8 +109,8 @@ def predict_batches(path: Path, latency: LatencyModel, folder: Path) -> Outcome:
 def recorded_workload(run: RecordedRun) -> Workload | None:
     """The requests of `run` as a workload where its trace file is not here, None where the config gives them.
 
-    An open trace's logged arrivals are its own. A cap on outstanding requests, clients that hung up and shared prefixes need what only
-    the file has, so that reading the workload raises `InputError`.
+    An open trace's logged arrivals are its own. A cap on outstanding requests, clients that hung up and shared prefixes need what
+    only the file has: then reading the workload raises `InputError`.
     """
     spec = parse_workload(run.config.workload, run.config.where)
     if not isinstance(spec, TraceSpec) or Path(spec.path).is_file():
