@@ -140,9 +140,8 @@ class SimBackend:
                 self._device_idle = env.event()
                 yield self._device_idle
             batch, prediction, ready_ns = self._queue.popleft()
-            device_ns = prediction.device_ns
             started_ns = max(ready_ns, finished_ns + self._loop.device_gap_ns)
-            finished_ns = max(started_ns + device_ns, ready_ns + device_ns + prediction.idle_ns)
+            finished_ns = started_ns + prediction.device_ns + prediction.waiting_ns(ready_ns, started_ns)
             if finished_ns > env.now:
                 yield env.timeout(finished_ns - env.now)
             self._done.append(Done(batch, prediction, started_ns, finished_ns))

@@ -37,6 +37,14 @@ class Prediction(NamedTuple):
         """What a batch log calls the host's time: preparing and launching."""
         return self.prepare_ns + self.launch_ns
 
+    def waiting_ns(self, ready_ns: int, started_ns: int) -> int:
+        """How much longer than `device_ns` a batch is on the device because its launch is late.
+
+        It was packed and could have begun at `ready_ns`, and began at `started_ns`: at once on an idle device, which waits all of
+        `idle_ns`, or after the batch before it.
+        """
+        return min(max(ready_ns + self.idle_ns - started_ns, 0), self.idle_ns)
+
     def breakdown(self) -> dict[str, int]:
         """Component name to nanoseconds, host times and limit included."""
         named = dict(zip(COMPONENTS, self.components_ns, strict=True))

@@ -21,9 +21,9 @@ from results.identity import RunIdentity, comparable, config_hash
 from results.load import Run, find_runs
 from results.predictions import Replay, write_predictions, write_replays
 from results.rundir import CONFIG
-from sim.latency import LatencyModel
+from sim.latency import HostLoop, LatencyModel
 from sim.models import load_device
-from sim.recorded import RecordedRun
+from sim.recorded import LoggedBatch, RecordedRun
 from sim.replay import Outcome, replay
 from sim.run import simulate
 from workloads.spec import TraceSpec, parse_workload
@@ -96,14 +96,41 @@ def run_task(task: Task) -> tuple[list[str], bool]:
 def predict_batches(path: Path, latency: LatencyModel, folder: Path) -> Outcome:
     """Replay the run at `path` and write what `latency` says of each of its batches to `folder`."""
     rows: list[tuple[int, ...]] = []
+    host = RecordedHost(latency.loop)
 
-    def observe(batch: ExecutionBatch) -> None:
+    def observe(row: LoggedBatch, batch: ExecutionBatch) -> None:
         said = latency.predict(batch)
-        rows.append((batch.seq, said.select_ns, said.host_ns, said.device_ns, *said.components_ns))
+        waiting_ns = said.waiting_ns(host.launched_ns(row) - said.launch_ns + latency.loop.mark_ns, row.started_ns)
+        *parts_ns, launch_ns = said.components_ns
+        rows.append((batch.seq, said.select_ns, said.host_ns, said.device_ns + waiting_ns, *parts_ns, launch_ns + waiting_ns))
 
     outcome = replay(path, observe)
     write_predictions(folder, rows)
     return outcome
+
+
+class RecordedHost:
+    """When the recorded host had handed over each batch: what the device's wait for a launch depends on, and no log says.
+
+    The host chooses a batch when it is free again after the last thing it did, launching the batch before or collecting one, and is
+    busy for the logged select and host times. `loop` says how long it takes to be free. Rows are asked for in order.
+    """
+
+    def __init__(self, loop: HostLoop) -> None:
+        self._loop = loop
+        self._free_ns = 0
+        self._last_collected = -1
+        self._collected_ns: dict[int, int] = {}
+
+    def launched_ns(self, row: LoggedBatch) -> int:
+        if row.after_seq > self._last_collected:
+            self._free_ns = self._collected_ns[row.after_seq] + self._loop.after_collect_ns
+        self._last_collected = row.after_seq
+        self._collected_ns[row.seq] = row.collected_ns
+        busy_ns = int(row.fields["select_ns"]) + int(row.fields["host_ns"])
+        launched_ns = max(self._free_ns, row.submitted_ns) + busy_ns
+        self._free_ns = launched_ns + self._loop.after_submit_ns
+        return launched_ns
 
 
 def recorded_workload(run: RecordedRun) -> Workload | None:

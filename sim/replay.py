@@ -34,7 +34,7 @@ from sim.recorded import Fields, LoggedArrivals, LoggedBatch, RecordedRun
 DECISIONS = ("seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "ranges", "after_seq", "allocated")
 """Columns of `batches.csv` that the scheduler decides; the others are measured or predicted by a backend."""
 SimProcess = Generator[simpy.Event, Any, None]
-Observer = Callable[[ExecutionBatch], None]
+Observer = Callable[[LoggedBatch, ExecutionBatch], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class ReplayBackend:
         self.num_equal += 1
         self._in_flight.append((row, batch))
         if self._observe is not None:
-            self._observe(batch)
+            self._observe(row, batch)
 
     def _collect(self, following: LoggedBatch | None) -> SimProcess:
         """Report the oldest completion; `following` is the batch that the log forms next, after this."""

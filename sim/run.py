@@ -98,8 +98,8 @@ def simulate(
     scheduler = simulation.scheduler()
     with RunDirectory.create(config.resolved, identity, out) as directory:
         log = RunLog(directory.batches)
-        workload = simulation.workload
-        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns)
+        asked = simulation.workload
+        engine = Engine(scheduler, Arrivals(asked.requests, asked.concurrency), log, asked.patience_ns)
         status = run_to_end(engine, simulation)
         summary = write_outputs(
             directory,
@@ -110,7 +110,7 @@ def simulate(
             status=status,
             plots=plots,
             trace=plots,
-            skipped_rows=simulation.workload.skipped_rows,
+            skipped_rows=asked.skipped_rows,
             notes=simulation.notes,
             extra=inputs,
         )
