@@ -69,7 +69,7 @@ def execute(
     in the directory. Raises `InputError` before there is a directory when policy, model and cache do not go together.
     """
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
-    scheduler = Scheduler(config.policy, shape, config.scheduler, config.cache)
+    scheduler = Scheduler(config.policy, shape, config.scheduler, config.cache, config.exit)
     identity = RunIdentity.from_config(config.resolved, "executor", shape.num_loops, label, session.card)
     address_audit = make_audit(session, run) if audit else None
     with RunDirectory.create(config.resolved, identity, out) as directory:

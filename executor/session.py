@@ -158,6 +158,9 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRu
     runs = []
     for config in configs:
         config.policy.check(shape, config.scheduler, config.cache)
+        config.exit.rule(shape.num_loops)
+        if config.exit.mode != "fixed":
+            raise InputError(f"{config.where}: exit.mode: {config.exit.mode} is not available in the executor yet, expected fixed")
         spec = parse_workload(config.workload, config.where)
         if spec not in workloads:
             workloads[spec] = load_workload(spec, config.seed, config.base_dir)
@@ -174,7 +177,7 @@ def local_or_name(config: RunConfig) -> str:
 def check_some_request_fits(run: PlannedRun, shape: ModelShape) -> None:
     """Raise `InputError` when context or KV pool refuse every request of `run`: it would end without having shown anything."""
     config = run.config
-    scheduler = Scheduler(config.policy, run.shape(shape), config.scheduler, config.cache)
+    scheduler = Scheduler(config.policy, run.shape(shape), config.scheduler, config.cache, config.exit)
     refusals = ((request.request_id, scheduler.refusal(request)) for request in run.workload.requests)
     request_id, reason = next(refusals)
     if reason is not None and all(other is not None for _, other in refusals):

@@ -14,12 +14,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from policies.core.errors import InputError
+from policies.core.exits import ExitSettings
 from policies.core.hf_config import shape_from_hf_config
 from policies.core.model import SHIPPED_MODELS, ModelShape
 from policies.core.policy import Policy
@@ -31,16 +32,6 @@ AVAILABLE_CACHE = {"prefix_caching": False, "allocation": "full", "preemption": 
 LARGEST = 100_000_000
 """Above any pool or budget that a device could have: a larger number is a typing mistake."""
 SECTIONS = ("model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed")
-
-
-@dataclass(frozen=True, slots=True)
-class ExitSettings:
-    """When a decoded token may leave the loop. `fixed` runs every token through all depths."""
-
-    mode: Literal["fixed", "gate", "trace"] = "fixed"
-    min_loops: int = 1
-    max_loops: int | None = None
-    threshold: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +130,6 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     scheduler = parse_section(SchedulerSettings, raw.get("scheduler"), where, "scheduler")
     cache = parse_section(CacheSettings, _spell_off(raw.get("cache"), "preemption"), where, "cache")
     exit_settings = parse_section(ExitSettings, raw.get("exit"), where, "exit")
-    if exit_settings != ExitSettings():
-        raise InputError(f"{where}: exit: {exit_settings} is not available yet, expected mode: fixed with no other key")
     sampling = parse_section(SamplingSettings, raw.get("sampling"), where, "sampling")
     if not 0 <= sampling.temperature < math.inf or sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
         raise InputError(f"{where}: sampling: {sampling}, expected temperature >= 0, top_k >= 0 and 0 < top_p <= 1")

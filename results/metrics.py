@@ -12,6 +12,7 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
     num_cancelled                 requests whose client hung up first: what they got until then counts in ttft_ms, itl_ms and
                                   queue_ms; tpot_ms, e2e_ms and the throughputs are of finished requests alone
     gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
+    tokens_by_loops, loops_saved  decoded tokens (all but first ones) by the loops they ran, and the loops they did not run
     limit_fraction                sum of physical limits / sum of device times; None when the backend told no limit
 
 Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value at rank 0.99 x (n - 1), interpolated between
@@ -40,15 +41,19 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What only the scheduler knows at the end: high-water marks, and rows run for requests that had already ended."""
+    """What only the scheduler knows at the end: high-water marks, rows run for requests that had already ended or tokens that had
+    already left the loop, and decoded tokens by the loops they ran (index 0 is not used)."""
 
     kv_blocks: int = 0
     hidden_rows: int = 0
     surplus_rows: int = 0
+    tokens_by_loops: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> "Peaks":
-        return cls(scheduler.blocks.peak_used_blocks, scheduler.peak_hidden_rows, scheduler.surplus_rows)
+        return cls(
+            scheduler.blocks.peak_used_blocks, scheduler.peak_hidden_rows, scheduler.surplus_rows, tuple(scheduler.tokens_by_loops)
+        )
 
 
 def summarize(
@@ -121,6 +126,8 @@ def summarize(
         "peak_kv_blocks": peaks.kv_blocks,
         "peak_hidden_rows": peaks.hidden_rows,
         "surplus_rows": peaks.surplus_rows,
+        "tokens_by_loops": {str(loops): count for loops, count in enumerate(peaks.tokens_by_loops) if count},
+        "loops_saved": sum((len(peaks.tokens_by_loops) - 1 - loops) * count for loops, count in enumerate(peaks.tokens_by_loops)),
         "preemptions": sum(record.preemptions for record in records),
         "select_us": {"mean": select_us["mean"], "p99": select_us["p99"]},
         "notes": notes,

@@ -15,8 +15,8 @@ import simpy
 from policies.core.batch import ExecutionBatch
 from policies.core.engine import Engine, advance
 from policies.core.events import Completion, Event, Submit, Tick
-from policies.core.oracle import last_tokens
-from policies.core.request import Oracle
+from policies.core.oracle import early_exits, last_tokens
+from policies.core.request import ExitOracle, Oracle
 from sim.latency import LatencyModel, Prediction
 
 SimProcess = Generator[simpy.Event, Any, None]
@@ -40,17 +40,24 @@ class Done(NamedTuple):
 
 
 class SimBackend:
-    """Drives one `engine` in simulated time. `oracle` says when a request's true output ends; only this class reads it.
+    """Drives one `engine` in simulated time. `oracle` says when a request's true output ends, `exits` where its tokens leave
+    (None: nowhere early); only this class reads them.
 
     `is_stopped` is asked between two steps; when it answers True the run ends with `KeyboardInterrupt`.
     """
 
     def __init__(
-        self, engine: Engine, latency: LatencyModel, oracle: Oracle, is_stopped: Callable[[], bool] = lambda: False
+        self,
+        engine: Engine,
+        latency: LatencyModel,
+        oracle: Oracle,
+        is_stopped: Callable[[], bool] = lambda: False,
+        exits: ExitOracle | None = None,
     ) -> None:
         self._engine = engine
         self._latency = latency
         self._oracle = oracle
+        self._exits = exits
         self._is_stopped = is_stopped
         self._env = simpy.Environment()
         self._loop = latency.loop
@@ -124,6 +131,7 @@ class SimBackend:
             prediction.host_ns,
             prediction.limit_ns,
             (*components_ns, launch_ns + waited_ns),
+            early_exits(batch, self._engine.scheduler.exits, self._exits) if self._exits else frozenset(),
         )
 
     def _alarm_at(self, until_ns: int) -> simpy.Event:

@@ -100,8 +100,9 @@ class TableModel(LatencyModel):
                 loops * self._small_per_loop_ns,
             )
         elif batch.stage is Stage.CODA:
-            limit = roofline.lm_head_ns(rows)
-            device = (0, 0, 0, int(max(self._lm_head_ns, limit)), 0, self._small_ns)
+            lm_head, copies = roofline.lm_head_ns(rows), roofline.copies_ns(batch)
+            limit = lm_head + copies
+            device = (0, 0, 0, int(max(self._lm_head_ns, lm_head)), int(copies), self._small_ns)
         else:
             limit = roofline.embed_ns(rows)
             device = (int(limit), 0, 0, 0, 0, self._small_ns)
@@ -150,7 +151,7 @@ class RooflineModel(LatencyModel):
     def predict(self, batch: ExecutionBatch) -> Prediction:
         parts = self._roofline.parts(batch)
         select_ns, host_ns = self._host.of(len(batch.ranges))
-        device = (int(parts.embed), int(parts.linear), int(parts.attention), int(parts.lm_head), 0, 0)
+        device = (int(parts.embed), int(parts.linear), int(parts.attention), int(parts.lm_head), int(parts.copies), 0)
         return Prediction(device, sum(device), select_ns, host_ns)
 
 

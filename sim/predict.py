@@ -136,13 +136,13 @@ class RecordedHost:
 def recorded_workload(run: RecordedRun) -> Workload | None:
     """The requests of `run` as a workload where its trace file is not here, None where the config gives them.
 
-    An open trace's logged arrivals are its own. A cap on outstanding requests, clients that hung up and shared prefixes need what
-    only the file has: then reading the workload raises `InputError`.
+    An open trace's logged arrivals are its own. A cap on outstanding requests, clients that hung up, shared prefixes and exits need
+    what only the file has: then reading the workload raises `InputError`.
     """
     spec = parse_workload(run.config.workload, run.config.where)
     if not isinstance(spec, TraceSpec) or Path(spec.path).is_file():
         return None
-    if run.concurrency is not None or run.patience_ns or run.config.cache.prefix_caching:
+    if run.concurrency is not None or run.patience_ns or run.config.cache.prefix_caching or run.config.exit.mode == "trace":
         return None
     by_id = sorted(run.outputs)
     if by_id != list(range(len(by_id))):

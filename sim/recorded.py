@@ -26,6 +26,8 @@ from workloads.spec import PresetSpec, TraceSpec, WorkloadSpec, parse_workload
 
 Fields = Mapping[str, str]
 BATCH_TIMES = ("submitted_ns", "started_ns", "finished_ns", "collected_ns")
+LATER_COLUMNS = ("exits",)
+"""Columns that runs recorded before there was early exit do not have."""
 
 
 class LoggedArrivals(Arrivals):
@@ -66,6 +68,7 @@ class LoggedBatch(NamedTuple):
     fields: Fields
     seq: int
     after_seq: int
+    exits: frozenset[int]
     submitted_ns: int
     started_ns: int
     finished_ns: int
@@ -113,11 +116,11 @@ class RecordedRun:
     def batches(self) -> Iterator[LoggedBatch]:
         """Every logged batch, streamed. Raises `InputError` at a line that no run can have written."""
         path = self.path / BATCHES
-        before = LoggedBatch(1, {}, -1, -1, 0, 0, 0, 0)
+        before = LoggedBatch(1, {}, -1, -1, frozenset(), 0, 0, 0, 0)
         for line, fields in enumerate(_read_csv(path, BATCH_COLUMNS), start=2):
             where = f"{path} line {line}"
             seq, after_seq, *times = (_whole(fields, name, where) for name in ("seq", "after_seq", *BATCH_TIMES))
-            batch = LoggedBatch(line, fields, seq, after_seq, *times)
+            batch = LoggedBatch(line, fields, seq, after_seq, _exits(fields, where), *times)
             if seq != before.seq + 1 or not before.after_seq <= after_seq < seq:
                 raise InputError(
                     f"{where}: batch {seq} after batch {after_seq} was collected, expected batch {before.seq + 1} after one from "
@@ -170,19 +173,23 @@ def _requests(lines: Iterable[Fields], path: Path) -> tuple[tuple[Request, ...],
 
 
 def _read_csv(path: Path, columns: tuple[str, ...]) -> Iterator[Fields]:
-    """Lines of `path` as fields by name; further columns are let pass. Raises `InputError`."""
+    """Lines of `path` as fields by name; further columns are let pass, columns that came later may be missing: they are empty.
+
+    Raises `InputError`.
+    """
     csv.field_size_limit(sys.maxsize)  # the token times of one long request are more than csv's 128 KiB
     try:
         with open(path, encoding="utf-8", newline="") as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
-            missing = [name for name in columns if name not in header]
+            missing = [name for name in columns if name not in header and name not in LATER_COLUMNS]
             if missing:
                 raise InputError(f"{path} line 1: column {missing[0]} is missing, expected {','.join(columns)}")
+            not_yet = {name: "" for name in columns if name not in header}
             for number, values in enumerate(reader, start=2):
                 if len(values) != len(header):
                     raise InputError(f"{path} line {number}: {len(values)} fields, expected {len(header)}")
-                yield dict(zip(header, values, strict=True))
+                yield {**dict(zip(header, values, strict=True)), **not_yet}
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -194,3 +201,10 @@ def _whole(fields: Fields, name: str, where: str) -> int:
         return int(fields[name])
     except ValueError:
         raise InputError(f"{where}: {name}: {fields[name]!r}, expected a whole number") from None
+
+
+def _exits(fields: Fields, where: str) -> frozenset[int]:
+    try:
+        return frozenset(map(int, fields["exits"].split()))
+    except ValueError:
+        raise InputError(f"{where}: exits: {fields['exits']!r}, expected request ids with blanks between") from None

@@ -71,7 +71,7 @@ def replay(path: Path, observe: Observer | None = None) -> Outcome:
     Raises `InputError` when the directory holds no run that can be replayed.
     """
     run = RecordedRun.read(path)
-    scheduler = Scheduler(run.config.policy, run.model, run.config.scheduler, run.config.cache)
+    scheduler = Scheduler(run.config.policy, run.model, run.config.scheduler, run.config.cache, run.config.exit)
     engine = Engine(scheduler, LoggedArrivals(run.requests, run.concurrency), RunLog(), run.patience_ns)
     backend = ReplayBackend(engine, run, observe)
     difference = backend.run() or (None if run.is_cut else _request_difference(run, engine.log))
@@ -163,7 +163,7 @@ class ReplayBackend:
         row, batch = self._in_flight.popleft()
         yield from self._until(row.collected_ns, f"line {row.line}: collected_ns")
         stops = last_tokens(batch, self._engine.log.records, self._run)
-        self._send(Completion(row.seq, row.collected_ns, row.started_ns, row.finished_ns, stops))
+        self._send(Completion(row.seq, row.collected_ns, row.started_ns, row.finished_ns, stops, exits=row.exits))
 
     def _send(self, event: Event) -> None:
         self._command = advance(self._loop, event)

@@ -12,6 +12,7 @@ from policies.core.arrivals import Arrivals
 from policies.core.engine import Engine
 from policies.core.errors import InputError
 from policies.core.model import ModelShape
+from policies.core.request import ExitOracle
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
 from policies.interrupt import CtrlC
@@ -20,6 +21,7 @@ from results.identity import RunIdentity
 from results.metrics import RunStatus
 from results.rundir import BATCHES, RunDirectory
 from sim.backend import SimBackend
+from sim.exits import exit_oracle
 from sim.latency import LatencyModel
 from sim.models import device_sha256, load_device
 from workloads.spec import parse_workload
@@ -34,6 +36,7 @@ class Simulation:
     model: ModelShape
     latency: LatencyModel
     workload: Workload
+    exits: ExitOracle | None
     notes: tuple[str, ...]
 
     @classmethod
@@ -45,17 +48,19 @@ class Simulation:
         model = model_shape(config)
         latency = load_device(config.device, model)
         config.policy.check(model, config.scheduler, config.cache)
+        config.exit.rule(model.num_loops)
         if workload is None:
             workload = load_workload(parse_workload(config.workload, config.where), config.seed, config.base_dir)
         if workload.max_context is not None:
             model = dataclasses.replace(model, max_context_tokens=min(model.max_context_tokens, workload.max_context))
         if config.cache.num_blocks is None:
             config = config.with_blocks(default_blocks(config, model, latency))
-        return cls(config, model, latency, workload, (latency.provenance, *workload.notes))
+        exits = exit_oracle(config.exit, model.num_loops, workload.exits, config.seed)
+        return cls(config, model, latency, workload, exits, (latency.provenance, *workload.notes))
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler. Raises `InputError` when the KV pool is too small for any request."""
-        return Scheduler(self.config.policy, self.model, self.config.scheduler, self.config.cache)
+        return Scheduler(self.config.policy, self.model, self.config.scheduler, self.config.cache, self.config.exit)
 
 
 def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:
@@ -123,7 +128,7 @@ def run_to_end(engine: Engine, simulation: Simulation) -> RunStatus:
     """`complete`, or `interrupted` when Ctrl-C came first; it takes effect between two steps, so that logs and records agree."""
     with CtrlC() as ctrl_c:
         try:
-            SimBackend(engine, simulation.latency, simulation.workload.oracle, lambda: ctrl_c.is_pressed).run()
+            SimBackend(engine, simulation.latency, simulation.workload.oracle, lambda: ctrl_c.is_pressed, simulation.exits).run()
         except KeyboardInterrupt:
             print("interrupted: writing what was simulated until now", file=sys.stderr)
             return "interrupted"

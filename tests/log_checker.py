@@ -34,7 +34,8 @@ class Rules:
     """What the run was told. `resident_chunks` is T under a wavefront and 1 otherwise; `num_groups` is blocks in each plane.
 
     `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, so the time of every chance to form a batch
-    is known. `outputs` is the oracle of the run; without it any number of tokens up to `max_tokens` may end a request.
+    is known. `outputs` is the oracle of the run; without it any number of tokens up to `max_tokens` may end a request. With early
+    exit tokens may leave after `min_loops` (None: they never decide to) and must after `max_loops` (None: all loops).
     """
 
     num_loops: int
@@ -52,6 +53,13 @@ class Rules:
     concurrency: int | None = None
     has_exact_times: bool = True
     outputs: Mapping[int, int] | None = None
+    min_loops: int | None = None
+    max_loops: int | None = None
+
+    @property
+    def last_loop(self) -> int:
+        """Loops after which every decoded token leaves at the latest."""
+        return self.max_loops or self.num_loops
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,7 @@ class Batch:
     after_seq: int
     ranges: tuple[Range, ...]
     allocated: Mapping[int, tuple[int, ...]]
+    exits: frozenset[int]
 
 
 @dataclass(eq=False)
@@ -110,6 +119,7 @@ class Track:
     is_ended: bool = False
     delivered: int = 0
     bypasses: int = 0
+    surplus_until: int = -1
 
     @property
     def queue_order(self) -> tuple[int, int]:
@@ -142,7 +152,7 @@ def _batch(row: Mapping[str, str]) -> Batch:
     return Batch(
         int(row["seq"]), row["stage"], int(row["loop_count"]), int(row["num_requests"]), int(row["rows"]), int(row["submitted_ns"]),
         int(row["started_ns"]), int(row["finished_ns"]), int(row["select_ns"]) + int(row["host_ns"]), int(row["collected_ns"]),
-        int(row["after_seq"]), tuple(ranges), allocated,
+        int(row["after_seq"]), tuple(ranges), allocated, frozenset(map(int, row["exits"].split())),
     )  # fmt: skip
 
 
@@ -256,7 +266,8 @@ class Replay:
                 raise Broken(2, f"{item.stage} range in {batch.stage} batch {batch.seq}")
             if not 0 <= item.depth <= rules.num_loops - batch.loops:
                 raise Broken(2, f"batch {batch.seq} runs {batch.loops} depths from {item.depth} of {rules.num_loops}")
-            runs_to_end = item.depth + batch.loops == rules.num_loops
+            ends = (rules.num_loops,) if item.is_prompt else (rules.last_loop, rules.min_loops)
+            runs_to_end = item.depth + batch.loops in ends
             if not runs_to_end and (batch.loops > 1 or item.stage == "PREFILL"):
                 raise Broken(2, f"batch {batch.seq} stops {item} after {batch.loops} depths: neither a boundary nor the end")
 
@@ -317,7 +328,11 @@ class Replay:
 
     def _check_decode(self, track: Track, item: Range, batch: Batch) -> None:
         """Invariant 2 for decode: CODA, then PRELUDE, all depths and CODA of the next position, one row each."""
-        depth = 0 if item.stage == "CODA" else track.depth
+        if item.stage == "RECURRENT" and self.rules.min_loops is not None:
+            boundary = max(self.rules.min_loops, item.depth + 1)
+            if boundary < self.rules.last_loop and item.depth + batch.loops > boundary:
+                raise Broken(2, f"batch {batch.seq}: {item} runs past loop {boundary}, where it may leave")
+        depth = 0 if item.stage == "PRELUDE" else track.depth
         if (item.stage, item.start, item.count, item.depth) != (track.expects, track.position, 1, depth):
             raise Broken(2, f"batch {batch.seq}: {item}, expected {track.expects} at {track.position}, depth {track.depth}")
 
@@ -335,13 +350,14 @@ class Replay:
         elif item.stage == "CODA":
             track.coda_seqs.append(batch.seq)
             track.position += 1
+            track.depth = 0
             track.expects = "PRELUDE" if len(track.coda_seqs) < track.max_tokens else "NOTHING"
         elif item.stage == "PRELUDE":
             track.expects = "RECURRENT"
         else:
             track.depth += loops
-            if track.depth == self.rules.num_loops:
-                track.expects, track.depth = "CODA", 0
+            if track.depth == self.rules.last_loop:
+                track.expects, track.depth = "CODA", track.depth % self.rules.num_loops
 
     def _collect(self, now_ns: int) -> int:
         """The oldest submitted batch is collected: tokens are delivered and what nothing uses any more returns.
@@ -352,7 +368,10 @@ class Replay:
         self._check_idle(now_ns, None, batch)
         self._arrive(batch.collected_ns)
         self._collected_seq = batch.seq
-        self.surplus_rows += sum(item.count for item in batch.ranges if self.tracks[item.request_id].is_ended)
+        for item in batch.ranges:
+            track = self.tracks[item.request_id]
+            self.surplus_rows += item.count if track.is_ended or batch.seq <= track.surplus_until else 0
+        self._check_exits(batch)
         for item in batch.ranges:
             track = self.tracks[item.request_id]
             if item.stage == "CODA" and not track.is_ended:
@@ -370,6 +389,21 @@ class Replay:
         self._running = {
             key: track for key, track in self._running.items() if not (track.is_ended and track.last_seq <= self._collected_seq)
         }
+
+    def _check_exits(self, batch: Batch) -> None:
+        """Tokens reported to have left go on to CODA; at most one later batch holds a row of theirs, which is surplus."""
+        rows = {item.request_id: item for item in batch.ranges if item.stage == "RECURRENT"}
+        for request_id in sorted(batch.exits):
+            track, item = self.tracks[request_id], rows.get(request_id)
+            if item is None or batch.seq <= track.surplus_until:
+                raise Broken(2, f"batch {batch.seq} reports an exit of request {request_id}, which has no row in it or has left")
+            loops, first = item.depth + batch.loops, self.rules.min_loops
+            if first is None or not first <= loops < self.rules.last_loop:
+                raise Broken(2, f"batch {batch.seq}: request {request_id} leaves after {loops} loops, from {first} on it may")
+            if not track.is_ended:
+                track.expects, track.depth = "CODA", loops
+                if track.last_seq > batch.seq:
+                    track.surplus_until = track.last_seq
 
     def _check_idle(self, now_ns: int, forms: Batch | None, collects: Batch | None) -> None:
         """Invariant 9: from the event at `now_ns` to the next one no chance to form a batch was passed over.

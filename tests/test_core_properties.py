@@ -17,6 +17,7 @@ from toy_backend import Run, World, model_with, run
 from policies.atomic import Atomic
 from policies.core.batch import ExecutionBatch, Selection, Stage
 from policies.core.errors import SelectionError
+from policies.core.exits import ExitSettings
 from policies.core.policy import Policy, prompt_range
 from policies.core.request import Request
 from policies.core.settings import SchedulerSettings
@@ -54,6 +55,8 @@ class Case:
     host_ns: int
     collect_delay_ns: int
     max_context_tokens: int
+    exits: ExitSettings
+    exit_seed: int
 
     def run(self, policy: Policy) -> Run:
         return run(
@@ -64,8 +67,19 @@ class Case:
             block_size=self.block_size,
             concurrency=self.concurrency,
             model=model_with(self.num_loops, self.max_context_tokens),
-            world=World(self.duration_ns, self.outputs, self.host_ns, self.collect_delay_ns),
+            world=World(self.duration_ns, self.outputs, self.host_ns, self.collect_delay_ns, self.exit_loops),
+            exits=self.exits,
         )
+
+    def exit_loops(self, request_id: int, position: int) -> int:
+        return random.Random(f"{self.exit_seed} {request_id} {position}").randint(1, self.num_loops)
+
+    def loops_of(self, request_id: int, position: int) -> int:
+        """Loops that the decoded token at `position` counts for, whatever surplus work is done on it."""
+        if self.exits.mode == "fixed":
+            return self.num_loops
+        most = self.exits.max_loops or self.num_loops
+        return min(max(self.exit_loops(request_id, position), self.exits.min_loops), most)
 
     def duration_ns(self, batch: ExecutionBatch) -> int:
         return self.durations_ns[batch.seq % len(self.durations_ns)]
@@ -86,6 +100,8 @@ class Case:
             max_bypasses=self.scheduler.max_admission_bypasses,
             concurrency=self.concurrency,
             outputs=self.outputs,
+            min_loops=None if self.exits.mode == "fixed" else self.exits.min_loops,
+            max_loops=self.exits.max_loops,
         )
 
 
@@ -119,11 +135,12 @@ def cases(draw: st.DrawFn) -> Case:
         prompt_tokens = draw(st.one_of(st.integers(1, 12), st.integers(1, 48)))
         requests.append(Request(request_id, now_ns, prompt_tokens, max_tokens, draw(st.integers(0, 2))))
         outputs[request_id] = draw(st.integers(1, max_tokens))
+    scheduler = draw(schedulers())
     groups = draw(st.one_of(st.integers(1, 12), st.integers(8, 80)))
     return Case(
         requests=tuple(sorted(requests, key=lambda request: (request.arrival_ns, request.request_id))),
         outputs=outputs,
-        scheduler=draw(schedulers()),
+        scheduler=scheduler,
         num_loops=num_loops,
         num_blocks=groups * num_loops + draw(st.integers(0, num_loops - 1)),
         block_size=block_size,
@@ -132,7 +149,16 @@ def cases(draw: st.DrawFn) -> Case:
         host_ns=draw(st.sampled_from([0, 0, 5, 50])),
         collect_delay_ns=draw(st.sampled_from([0, 0, 3])),
         max_context_tokens=draw(st.sampled_from([65536, 65536, 40])),
+        exits=draw(exit_settings(num_loops)) if scheduler.inflight <= 2 else ExitSettings(),
+        exit_seed=draw(st.integers(0, 9)),
     )
+
+
+def exit_settings(num_loops: int) -> st.SearchStrategy[ExitSettings]:
+    """Fixed depth as often as early exit with any limits."""
+    limits = st.tuples(st.integers(1, num_loops), st.integers(1, num_loops)).map(sorted)
+    early = limits.map(lambda pair: ExitSettings("trace", pair[0], pair[1]))
+    return st.one_of(st.just(ExitSettings()), early)
 
 
 def checked(case: Case, policy: Policy) -> tuple[Run, Replay]:
@@ -159,6 +185,19 @@ def test_every_policy_of_the_registry_is_driven_here() -> None:
 
 @PROFILE
 @given(cases())
+def test_every_decoded_token_is_counted_by_the_loops_after_which_it_left(case: Case) -> None:
+    for policy in VARIANTS.values():
+        scheduler_run = case.run(policy).engine
+        expected = [0] * (case.num_loops + 1)
+        for key, record in scheduler_run.log.records.items():
+            prompt = record.request.prompt_tokens
+            for position in range(prompt, prompt + record.output_tokens - 1):
+                expected[case.loops_of(key, position)] += 1
+        assert scheduler_run.scheduler.tokens_by_loops == expected
+
+
+@PROFILE
+@given(cases())
 def test_split_and_atomic_never_put_prompt_and_decode_rows_in_one_batch(case: Case) -> None:
     for policy in (Atomic(), Split(), Wavefront(mix_decode=False)):
         for batch in parse_batches(case.run(policy).batches_csv):
@@ -178,12 +217,16 @@ def test_an_atomic_prompt_chunk_always_runs_all_depths_in_one_submission(case: C
 def test_a_held_cohort_takes_no_new_tokens_until_it_has_drained(case: Case) -> None:
     full = replace(case, scheduler=replace(case.scheduler, decode="no_refill"), outputs={})
     for policy in VARIANTS.values():
-        depths: dict[int, int] = {}
+        left: dict[int, int] = {}
         for batch in parse_batches(full.run(policy).batches_csv):
             if batch.stage in ("PRELUDE", "CODA"):
-                assert all(depth == full.num_loops for depth in depths.values()), f"{depths} looping at {batch}"
-                depths.update({item.request_id: 0 for item in batch.ranges if item.stage == "PRELUDE"})
-            depths.update({item.request_id: item.depth + batch.loops for item in batch.ranges if item.stage == "RECURRENT"})
+                assert all(loops <= 0 for loops in left.values()), f"loops {left} are left at {batch}"
+                for item in batch.ranges:
+                    if item.stage == "PRELUDE":
+                        left[item.request_id] = full.loops_of(item.request_id, item.start)
+            left.update(
+                {item.request_id: left[item.request_id] - batch.loops for item in batch.ranges if item.stage == "RECURRENT"}
+            )
 
 
 class Perturbed(Policy):
@@ -203,7 +246,7 @@ class Perturbed(Policy):
         for _ in range(6):
             spoilt = self.spoil(chosen, view)
             try:
-                validate(spoilt, running, view.limits, view.num_loops)
+                validate(spoilt, running, view.limits, view.num_loops, view.exits)
             except SelectionError:
                 continue
             return spoilt
@@ -269,7 +312,7 @@ def test_all_policies_run_the_same_tokens_and_differ_only_in_when(case: Case) ->
                     done.update(
                         (item.request_id, kind, token, depth)
                         for token in range(item.token_start, item.token_end)
-                        if token < ends[item.request_id]
+                        if token < ends[item.request_id] and (kind == "prompt" or depth < case.loops_of(item.request_id, token))
                     )
         return done
 

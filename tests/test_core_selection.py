@@ -233,9 +233,9 @@ def test_a_proposal_wrong_in_its_last_range_moves_none_of_the_others() -> None:
 def test_a_batch_may_not_hold_more_requests_than_may_run() -> None:
     scheduler, _ = scheduler_at(START)
     selection = pick(PR, part(0, PR, 1, 0, 4), part(1, PR, 1, 0, 4))
-    assert validate(selection, scheduler.running, SchedulerSettings(max_num_seqs=2), 4) == (8, 2)
+    assert validate(selection, scheduler.running, SchedulerSettings(max_num_seqs=2), 4, scheduler.exits) == (8, 2)
     with pytest.raises(SelectionError, match="invariant 5: 2 requests in a batch, max_num_seqs is 1"):
-        validate(selection, scheduler.running, SchedulerSettings(max_num_seqs=1), 4)
+        validate(selection, scheduler.running, SchedulerSettings(max_num_seqs=1), 4, scheduler.exits)
 
 
 def test_halves_of_a_chunk_may_run_at_two_depths_in_one_batch() -> None:

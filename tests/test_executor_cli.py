@@ -180,7 +180,7 @@ def test_a_missing_shard_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         (("--set", "policy=fifo"), ("policy.name: unknown policy 'fifo'",)),
         (("--set", "scheduler.max_num_seqs=0"), ("scheduler.max_num_seqs: 0, expected at least 1",)),
         (("--set", "cache.layout=shared"), ("policy wcpb cannot run with cache.layout shared",)),
-        (("--set", "exit.mode=gate"), ("run.yaml: exit:",)),
+        (("--set", "exit={mode: gate, min_loops: 9}"), ("exit: min_loops 9 and max_loops 4",)),
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_no_directory(arguments: tuple[str, ...], parts: tuple[str, ...], capsys: Any) -> None:

@@ -39,6 +39,7 @@ def config_of(policy: Any, inflight: int = 2, **changes: Any) -> dict[str, Any]:
             "kind": "synthetic", "num_requests": 7, "prompt_tokens": [37, 20, 5, 60], "output_tokens": [4, 1, 3], "max_tokens": 5,
             **changes.pop("workload", {}),
         },
+        "exit": changes.pop("exit", {}),
         "seed": changes.pop("seed", 0),
     }  # fmt: skip
 
@@ -96,11 +97,12 @@ def test_every_batch_of_a_simulated_run_is_decided_again(
 def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided_again(tmp_path: Path, world: int) -> None:
     """A trace out of order, so that ids and arrivals disagree, times on a coarse grid, so that many things happen at once."""
     draw = random.Random(world)
-    rows = ["arrival_ms,prompt_tokens,output_tokens,max_tokens,priority"]
+    rows = ["arrival_ms,prompt_tokens,output_tokens,max_tokens,priority,exit_loops"]
     for _ in range(draw.randint(1, 25)):
         output = draw.randint(1, 6)
         prompt, asked = draw.choice([1, 5, 16, 17, 40, 90]), output + draw.randint(0, 3)
-        rows.append(f"{25 * draw.randint(0, 12)},{prompt},{output},{asked},{draw.randint(0, 2)}")
+        rows.append(f"{25 * draw.randint(0, 12)},{prompt},{output},{asked},{draw.randint(0, 2)},"
+                    f"{' '.join(str(draw.randint(1, 4)) for _ in range(draw.randint(0, 5)))}")  # fmt: skip
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
     policy = draw.choice(list(POLICIES))
     options = {"mix_decode": draw.random() < 0.5, "fuse_prelude": draw.random() < 0.5} if policy == "wcpb" else {}
@@ -119,6 +121,7 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
         },
         "cache": {"block_size": 16, "num_blocks": draw.choice([20, 28, 60, None])},
         "workload": {"kind": "trace", "path": "t.csv", "concurrency": concurrency, "max_context": max_context},
+        "exit": draw.choice([{}, {"mode": "trace"}, {"mode": "trace", "min_loops": 2, "max_loops": 3}]),
     }  # fmt: skip
     path = simulated(tmp_path / "run", raw)
     outcome = replay(path)
@@ -322,7 +325,7 @@ def drop(number: int) -> Callable[[Lines], object]:
             setter("after_seq", 3, lambda _: "3"),
             "batches.csv line 5: batch 3 after batch 3 was collected, expected ",
         ),
-        ("batches.csv", lambda lines: lines[4].pop(), "batches.csv line 5: 20 fields, expected 21"),
+        ("batches.csv", lambda lines: lines[4].pop(), "batches.csv line 5: 21 fields, expected 22"),
         ("requests.csv", setter("prompt_tokens", 2, lambda _: "0"), "requests.csv line 4: 0 prompt tokens and "),
         ("requests.csv", setter("arrival_ns", 1, lambda _: "-5"), "requests.csv line 3: arrival_ns: -5, expected at least 0"),
         ("requests.csv", setter("max_tokens", 2, lambda _: "x"), "requests.csv line 4: max_tokens: 'x', expected a whole number"),

@@ -182,7 +182,7 @@ def test_the_explain_command_prints_components_limit_coefficients_error_and_rang
 
 
 def test_the_explain_command_answers_in_json_too(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(path), "--batch", "0:CODA:3:1023:1", "--json"]) == 0
+    assert main(["explain", str(path), "--batch", "0:CODA:0:1023:1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["stage"], told["loop_count"], told["device_ns"]) == ("CODA", 0, round(TRUTH.coda.at(1)))
     assert told["components_ns"]["lm_head"] == told["device_ns"] and told["beyond_profile"] is None

@@ -10,7 +10,9 @@ from policies.core.arrivals import Arrivals
 from policies.core.batch import ExecutionBatch, Stage
 from policies.core.engine import Engine
 from policies.core.events import Command, Completion, Event, Submit, Tick
+from policies.core.exits import ExitSettings
 from policies.core.model import OURO_TINY, ModelShape
+from policies.core.oracle import early_exits
 from policies.core.policy import Policy
 from policies.core.request import Request
 from policies.core.runlog import REQUEST_COLUMNS, RunLog
@@ -30,13 +32,15 @@ def model_with(num_loops: int = 4, max_context_tokens: int = 65536) -> ModelShap
 class World:
     """What is outside the engine. `outputs` is the oracle: tokens a request really produces (missing: its max_tokens).
 
-    Handing a batch over takes `host_ns`; the engine learns of a completion `collect_delay_ns` after the device finished.
+    Handing a batch over takes `host_ns`; the engine learns of a completion `collect_delay_ns` after the device finished. With early
+    exit `exit_loops` says after how many loops the token of (request, position) leaves.
     """
 
     duration_ns: Duration = lambda batch: 1000
     outputs: Mapping[int, int] = field(default_factory=dict)
     host_ns: int = 0
     collect_delay_ns: int = 0
+    exit_loops: Callable[[int, int], int] = lambda request_id, position: 1
 
 
 @dataclass
@@ -66,10 +70,11 @@ def run(
     world: World | None = None,
     patience_ns: Mapping[int, int] | None = None,
     cache: CacheSettings | None = None,
+    exits: ExitSettings = ExitSettings(),  # noqa: B008 - frozen
 ) -> Run:
     """Run `requests` to the end and return what is left of it. Raises what the engine raises."""
     cache = cache or CacheSettings(block_size=block_size, num_blocks=num_blocks)
-    scheduler = Scheduler(policy, model, settings or SchedulerSettings(), cache)
+    scheduler = Scheduler(policy, model, settings or SchedulerSettings(), cache, exits)
     text = io.StringIO()
     engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(text), patience_ns)
     commands = drive(engine, world or World())
@@ -100,7 +105,8 @@ def drive(engine: Engine, world: World) -> list[Command]:
             batch, started_ns, finished_ns = pending.popleft()
             now_ns = max(now_ns, finished_ns + world.collect_delay_ns)
             ended = stops(engine, batch, world.outputs)
-            event = Completion(batch.seq, now_ns, started_ns, finished_ns, ended, host_ns=world.host_ns)
+            left = early_exits(batch, engine.scheduler.exits, world)
+            event = Completion(batch.seq, now_ns, started_ns, finished_ns, ended, host_ns=world.host_ns, exits=left)
         else:
             assert command.until_ns is not None, "the engine waits for a completion and nothing is in flight"
             now_ns = max(now_ns, command.until_ns)

@@ -12,24 +12,24 @@ def int_column() -> "array[int]":
     return array("q")
 
 
-class PrefixBlocks(Mapping[int, tuple[int, ...]]):
-    """Prefix block ids of each request, in one flat array: request i has `ids[ends[i-1]:ends[i]]`."""
+class IntLists(Mapping[int, tuple[int, ...]]):
+    """Some whole numbers for each request, in one flat array: request i has `values[ends[i-1]:ends[i]]`."""
 
-    __slots__ = ("_ends", "_ids")
+    __slots__ = ("_ends", "_values")
 
     def __init__(self) -> None:
-        self._ids = int_column()
+        self._values = int_column()
         self._ends = int_column()
 
-    def append(self, blocks: Sequence[int]) -> None:
-        """Give the next request its blocks."""
-        self._ids.extend(blocks)
-        self._ends.append(len(self._ids))
+    def append(self, values: Sequence[int]) -> None:
+        """Give the next request its values."""
+        self._values.extend(values)
+        self._ends.append(len(self._values))
 
     def __getitem__(self, request_id: int) -> tuple[int, ...]:
         if not 0 <= request_id < len(self._ends):
             raise KeyError(request_id)
-        return tuple(self._ids[self._ends[request_id - 1] if request_id else 0 : self._ends[request_id]])
+        return tuple(self._values[self._ends[request_id - 1] if request_id else 0 : self._ends[request_id]])
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self._ends)))
@@ -51,7 +51,8 @@ class Columns:
     output_tokens: "array[int]" = field(default_factory=int_column)
     max_tokens: list[int | None] = field(default_factory=list)
     priority: "array[int]" = field(default_factory=int_column)
-    prefix_blocks: PrefixBlocks | None = None
+    prefix_blocks: IntLists | None = None
+    exit_loops: IntLists | None = None
     patience_ns: dict[int, int] = field(default_factory=dict)
     concurrency: int | None = None
     skipped_rows: int = 0
@@ -61,7 +62,7 @@ class Columns:
         return len(self.prompt_tokens)
 
     def append(self, prompt_tokens: int, output_tokens: int, max_tokens: int | None = None, priority: int = 0) -> None:
-        """Add a request; its arrival and its prefix blocks are appended by whoever knows them."""
+        """Add a request; its arrival, prefix blocks and exit loops are appended by whoever knows them."""
         self.prompt_tokens.append(prompt_tokens)
         self.output_tokens.append(output_tokens)
         self.max_tokens.append(max_tokens)

@@ -24,6 +24,7 @@ class TraceFormat:
     priority: str | None = None
     blocks: str | None = None
     cancel: str | None = None
+    exit_loops: str | None = None
 
     @property
     def header(self) -> str:
@@ -43,6 +44,7 @@ FORMATS = (
         max_tokens="max_tokens",
         priority="priority",
         cancel="cancel_ns",
+        exit_loops="exit_loops",
     ),
 )
 

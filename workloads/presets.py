@@ -16,7 +16,9 @@ from workloads.spec import PresetSpec, SyntheticSpec, parse_synthetic
 from workloads.synthetic import generate
 
 PRESET_DIR = Path(__file__).parent / "presets"
-_OVERRIDES = ("num_requests", "arrival", "prompt_tokens", "output_tokens", "max_tokens", "max_context", "patience_ms")
+_OVERRIDES = (
+    "num_requests", "arrival", "prompt_tokens", "output_tokens", "exit_loops", "max_tokens", "max_context", "patience_ms",
+)  # fmt: skip
 
 
 def preset_names() -> list[str]:

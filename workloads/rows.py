@@ -31,6 +31,7 @@ class Row(NamedTuple):
     priority: int
     blocks: tuple[int, ...]
     patience_ns: int | None
+    exit_loops: tuple[int, ...]
 
 
 class Records:
@@ -134,6 +135,7 @@ class RowReader:
                 self._priority(line, cells),
                 self._blocks(line, cells),
                 self._patience(line, cells, arrival_ns),
+                self._exit_loops(line, cells),
             )
 
     def _arrival(self, line: int, cells: Mapping[str, Any]) -> int | None:
@@ -206,6 +208,16 @@ class RowReader:
         if not isinstance(ids, list) or any(type(item) is not int or not 0 <= item < 2**63 for item in ids):
             self._refuse(line, column, value, "a list of block ids, whole numbers from 0 on")
         return tuple(ids)
+
+    def _exit_loops(self, line: int, cells: Mapping[str, Any]) -> tuple[int, ...]:
+        column = self._layout.format.exit_loops
+        if column is None or _is_blank(cells.get(column)):
+            return ()
+        value = cells[column]
+        loops = [_whole(item) for item in (value if isinstance(value, list) else str(value).split())]
+        if not all(item is not None and 1 <= item <= MAX_TOKENS for item in loops):
+            self._refuse(line, column, value, "nothing or whole numbers from 1 on with blanks between")
+        return tuple(item for item in loops if item is not None)
 
     def _refuse(self, line: int, column: str, value: object, expected: str) -> NoReturn:
         found = "missing" if _is_blank(value) else _shown(value)

@@ -187,13 +187,17 @@ class TraceSpec(_Checked):
 
 
 class SyntheticSpec(_Checked):
-    """`kind: synthetic`: `num_requests` requests by an arrival process and two length rules; the rest as in `TraceSpec`."""
+    """`kind: synthetic`: `num_requests` requests by an arrival process and two length rules. The rest as in `TraceSpec`.
+
+    `exit_loops` are the loops of every decoded token, in order of request and position: for `exit.mode: trace`.
+    """
 
     kind: Literal["synthetic"] = "synthetic"
     num_requests: Count
     arrival: Arrival = Burst()
     prompt_tokens: Lengths
     output_tokens: Lengths
+    exit_loops: Lengths | None = None
     max_tokens: Tokens | None = None
     max_context: Tokens | None = None
     patience_ms: Lengths | None = None
@@ -211,6 +215,7 @@ class PresetSpec(_Checked):
     arrival: Arrival | None = None
     prompt_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
+    exit_loops: Lengths | None = None
     max_tokens: Tokens | None = None
     max_context: Tokens | None = None
     patience_ms: Lengths | None = None

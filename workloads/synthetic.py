@@ -7,12 +7,13 @@ import math
 from array import array
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
 from policies.core.errors import InputError
-from workloads.columns import Columns, int_column
+from workloads.columns import Columns, IntLists, int_column
 from workloads.rng import stream
 from workloads.spec import MAX_TOKENS, Arrival, Burst, Choice, Closed, Constant, Gamma, Lengths, Lognormal, SyntheticSpec, Uniform
 from workloads.timestamps import MAX_NS
@@ -26,6 +27,11 @@ def generate(spec: SyntheticSpec, seed: int, name: str = "synthetic") -> Columns
     outputs = draw_lengths(spec.output_tokens, spec.num_requests, stream(seed, "output_tokens"))
     for prompt_tokens, output_tokens in zip(prompts, outputs, strict=True):
         columns.append(prompt_tokens, output_tokens)
+    if spec.exit_loops is not None:
+        columns.exit_loops = IntLists()
+        loops = iter(draw_lengths(spec.exit_loops, sum(outputs) - len(outputs), stream(seed, "exit_loops")))
+        for output_tokens in outputs:
+            columns.exit_loops.append(list(islice(loops, output_tokens - 1)))
     return columns
 
 

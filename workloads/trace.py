@@ -5,8 +5,8 @@ from itertools import islice
 from pathlib import Path
 
 from policies.core.errors import InputError
-from workloads.columns import Columns, PrefixBlocks
-from workloads.formats import Layout, recognise
+from workloads.columns import Columns, IntLists
+from workloads.formats import Layout, normalise, recognise
 from workloads.rows import Records, Row, RowReader
 from workloads.servegen import dataset_beside, draw_servegen, looks_like_servegen
 from workloads.spec import TraceSpec
@@ -53,7 +53,9 @@ def _refuse_servegen_keys(spec: TraceSpec) -> None:
 
 
 def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, seed: int) -> Columns:
-    columns = Columns(path.name, prefix_blocks=PrefixBlocks() if layout.format.blocks else None)
+    columns = Columns(path.name, prefix_blocks=IntLists() if layout.format.blocks else None)
+    if layout.format.exit_loops in [normalise(name) for name in records.columns]:
+        columns.exit_loops = IntLists()
     reader = RowReader(path, layout, spec.timestamp_unit)
     usable = _usable_rows(reader, records, columns)
     for row in islice(usable, spec.limit):
@@ -64,6 +66,8 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
         columns.append(row.prompt_tokens, row.output_tokens, row.max_tokens, row.priority)
         if columns.prefix_blocks is not None:
             columns.prefix_blocks.append(row.blocks)
+        if columns.exit_loops is not None:
+            columns.exit_loops.append(row.exit_loops)
     if not len(columns):
         if columns.skipped_rows:
             raise InputError(f"{path}: all {columns.skipped_rows} rows failed (zero tokens), expected at least one that did not")

@@ -11,11 +11,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from policies.core.errors import InputError
-from policies.core.request import Oracle, Request
-from workloads.columns import Columns
+from policies.core.request import ExitOracle, Oracle, Request
+from workloads.columns import Columns, IntLists
 from workloads.presets import generate_preset, resolve_preset
 from workloads.rng import stream
-from workloads.spec import PresetSpec, SyntheticSpec, TraceSpec, WorkloadSpec
+from workloads.spec import MAX_TOKENS, PresetSpec, SyntheticSpec, TraceSpec, WorkloadSpec
 from workloads.synthetic import draw_lengths, generate
 from workloads.timestamps import MAX_NS
 from workloads.trace import read_trace
@@ -33,6 +33,19 @@ class RecordedOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedExits:
+    """Where tokens leave: `loops` of each request's decoded tokens in order, the last one repeated; none means never early."""
+
+    loops: IntLists = field(repr=False)
+    prompt_tokens: "array[int]" = field(repr=False)
+
+    def exit_loops(self, request_id: int, position: int) -> int:
+        """Loops after which the token at `position` leaves; the first decoded token is at the prompt's end."""
+        loops = self.loops[request_id]
+        return loops[min(position - self.prompt_tokens[request_id], len(loops) - 1)] if loops else MAX_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Requests in order of (arrival_ns, request_id), the first at 0 ns, with ids 0 .. n-1 in source order.
 
@@ -40,7 +53,8 @@ class Workload:
     closed loop). `skipped_rows` failed when they were recorded and are not among `requests`. `notes` are sentences for the user.
     `prefix_blocks` holds the prefix block ids of each request where the trace has them. `max_context` is the longest prompt
     plus `max_tokens` that the user allows; the engine refuses requests above it. `patience_ns` says of the requests in it how long
-    after their arrival the client hangs up: the engine's to know, not the policies'.
+    after their arrival the client hangs up: the engine's to know, not the policies'. `exits` says where tokens leave, if the source
+    knows it; for backends only.
     """
 
     name: str
@@ -52,6 +66,7 @@ class Workload:
     prefix_blocks: Mapping[int, tuple[int, ...]] | None = field(default=None, repr=False)
     max_context: int | None = None
     patience_ns: Mapping[int, int] | None = field(default=None, repr=False)
+    exits: ExitOracle | None = field(default=None, repr=False)
 
 
 def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> Workload:
@@ -101,6 +116,7 @@ def _assemble(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time
         columns.prefix_blocks,
         spec.max_context,
         _patience(columns, spec, seed, time_scale),
+        RecordedExits(columns.exit_loops, columns.prompt_tokens) if columns.exit_loops is not None else None,
     )
 
 

@@ -29,7 +29,8 @@ class ScheduledRange(NamedTuple):
     """A snapshot of work for one request: tokens `[token_start, token_start + token_count)` at one depth.
 
     `depth` is the first depth that runs; the batch's `loop_count` says how many follow. A decode row names the position of the
-    token it processes and has `token_count` 1; CODA names the position whose hidden state becomes a token.
+    token it processes and has `token_count` 1; CODA names the position whose hidden state becomes a token, and its `depth` is the
+    first one that the token skipped by leaving early, 0 when it skipped none.
     `chunk_start` is the first token of the prompt chunk that holds the range. `prefill_hidden_row_offset` is the row of
     `token_start` in the request's whole hidden buffer, ring slot included; None means `token_start - chunk_start`.
     `embeds` is True when a prompt range takes its rows from the embedding table (staging, or the prelude folded into depth 0) and

@@ -37,7 +37,9 @@ class Tick:
 class Completion:
     """The oldest submitted batch is done and the engine learns of it at `now_ns`.
 
-    `started_ns` and `finished_ns` are device times. `stops` names the requests whose CODA row sampled their last token.
+    `started_ns` and `finished_ns` are device times. `stops` names the requests whose CODA row sampled their last token, `exits`
+    those whose decode row decided to leave after the depths that this batch ran, before `max_loops`. A decision is reported once:
+    with two batches in flight the row may already run one depth further, and that surplus row decides nothing.
     `select_ns` is what choosing the batch took, `host_ns` preparing and launching it, `limit_ns` its physical limit;
     `components_ns` splits the device time as a model predicts it (empty when measured as a whole).
     """
@@ -51,6 +53,7 @@ class Completion:
     host_ns: int = 0
     limit_ns: int = 0
     components_ns: tuple[int, ...] = ()
+    exits: frozenset[int] = frozenset()
 
 
 Command = Submit | Wait

@@ -1,6 +1,6 @@
 """The physical limit of a batch: the time below which no implementation can run it on a given device.
 
-Bytes over bandwidth or FLOPs over peak, whichever is larger, for the linear layers, attention, LM head and embedding in turn.
+Bytes over bandwidth or FLOPs over peak, whichever is larger: linear layers, attention, LM head, embedding and exit copies in turn.
 Shared by the simulator (which predicts) and the executor (which measures), so that `limit_fraction` means the same thing in both.
 """
 
@@ -34,6 +34,7 @@ class Parts(NamedTuple):
     linear: float
     attention: float
     lm_head: float
+    copies: float = 0.0
 
 
 class Roofline:
@@ -68,10 +69,17 @@ class Roofline:
         """Read `rows` embedding rows and write them once."""
         return 2 * rows * self.model.hidden_bytes_per_row * self._ns_per_byte
 
+    def copies_ns(self, batch: ExecutionBatch) -> float:
+        """Exit copies of a CODA batch: a token's K/V is read once and written to every plane that it skipped."""
+        if batch.stage is not Stage.CODA:
+            return 0.0
+        num_loops = self.model.num_loops
+        return sum([num_loops - item.depth + 1 for item in batch.ranges if item.depth]) * self._kv_token_ns
+
     def parts(self, batch: ExecutionBatch) -> Parts:
         """The limit of `batch` by component; its sum is the batch's limit."""
         if batch.stage is Stage.CODA:
-            return Parts(0.0, 0.0, 0.0, self.lm_head_ns(batch.rows))
+            return Parts(0.0, 0.0, 0.0, self.lm_head_ns(batch.rows), self.copies_ns(batch))
         if batch.loop_count == 0:
             return Parts(self.embed_ns(batch.rows), 0.0, 0.0, 0.0)
         kv_tokens, pairs = batch.attention_work()

@@ -1,9 +1,10 @@
-"""What backends ask the future: which requests a CODA batch ends. Policies and the scheduler never import this."""
+"""What backends ask the future: whom a CODA batch ends, which rows leave early. Policies and the scheduler never import this."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from policies.core.batch import ExecutionBatch, Stage
-from policies.core.request import Oracle
+from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.exits import ExitRule
+from policies.core.request import ExitOracle, Oracle
 from policies.core.runlog import RequestRecord
 
 
@@ -16,3 +17,26 @@ def last_tokens(batch: ExecutionBatch, records: Mapping[int, RequestRecord], ora
         for item in batch.ranges
         if item.token_start - records[item.request_id].request.prompt_tokens + 2 >= oracle.output_tokens(item.request_id)
     )
+
+
+def early_exits(batch: ExecutionBatch, rule: ExitRule, oracle: ExitOracle) -> frozenset[int]:
+    """Requests whose decode row in `batch` leaves after the depths it runs, as `Completion.exits` wants them."""
+    return frozenset(
+        item.request_id for item, loops in _leaving(batch, rule, oracle) if item.depth < loops <= item.depth + batch.loop_count
+    )
+
+
+def surplus_rows(batch: ExecutionBatch, rule: ExitRule, oracle: ExitOracle) -> frozenset[int]:
+    """Requests whose decode row in `batch` is surplus: its token leaves before the depths that the batch runs."""
+    return frozenset(item.request_id for item, loops in _leaving(batch, rule, oracle) if loops <= item.depth)
+
+
+def _leaving(batch: ExecutionBatch, rule: ExitRule, oracle: ExitOracle) -> Iterator[tuple[ScheduledRange, int]]:
+    """Decode rows of `batch` whose token leaves before `rule.max_loops`, and the loops it runs."""
+    if not rule.has_decisions:
+        return
+    for item in batch.ranges:
+        if item.stage is Stage.RECURRENT:
+            loops = max(oracle.exit_loops(item.request_id, item.token_start), rule.min_loops)
+            if loops < rule.max_loops:
+                yield item, loops

@@ -66,17 +66,27 @@ class Oracle(Protocol):
         ...
 
 
+class ExitOracle(Protocol):
+    """Where tokens will leave the loop, for backends only."""
+
+    def exit_loops(self, request_id: int, position: int) -> int:
+        """Loops, 1 or more, after which the decoded token at `position` would leave if no limit held it."""
+        ...
+
+
 class RequestState:
     """One running request: its prompt frontiers, its decode position, and what it holds.
 
     Progress here is *scheduled* progress: the device is a FIFO, so what has been submitted may be built upon. A decoding request
     walks CODA -> PRELUDE -> RECURRENT (depths 0 .. T-1) -> CODA; `position` is the token it is at: with a prompt of 10 tokens the
-    first CODA is at position 9 and the first PRELUDE embeds position 10.
+    first CODA is at position 9 and the first PRELUDE embeds position 10. At CODA `depth` is the first one that the token skipped by
+    leaving early, 0 when it skipped none; its rows in batches up to `surplus_until` were formed before that was known.
     """
 
     __slots__ = (
         "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq", "max_tokens", "num_output_tokens",
         "num_scheduled_outputs", "phase", "position", "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id",
+        "surplus_until",
     )  # fmt: skip
 
     def __init__(self, request: Request, prompt: PromptProgress, block_groups: tuple[int, ...], ring_id: int) -> None:
@@ -95,6 +105,7 @@ class RequestState:
         self.num_scheduled_outputs = 0
         self.num_output_tokens = 0
         self.last_seq = -1
+        self.surplus_until = -1
         self.first_scheduled_ns = -1
         self.is_ended = False
 

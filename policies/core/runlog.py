@@ -16,6 +16,7 @@ from policies.core.request import Request, Status
 BATCH_COLUMNS = (
     "seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "started_ns", "finished_ns", "select_ns", "ranges",
     "collected_ns", "after_seq", "host_ns", "limit_ns", *(f"{name}_ns" for name in COMPONENTS), "allocated",
+    "exits",
 )  # fmt: skip
 REQUEST_COLUMNS = (
     "request_id", "arrival_ns", "prompt_tokens", "output_tokens", "status", "first_scheduled_ns", "first_token_ns", "finished_ns",
@@ -129,14 +130,15 @@ def ranges_text(ranges: tuple[ScheduledRange, ...]) -> str:
 
 
 def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
-    """One line of `batches.csv`."""
+    """One line of `batches.csv`; `exits` are the requests whose token the completion reported as having left early."""
     ranges = ranges_text(batch.ranges)
     components = ",".join(map(str, completion.components_ns)) if completion.components_ns else "," * (len(COMPONENTS) - 1)
     allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in batch.allocations)
+    exits = " ".join(map(str, sorted(completion.exits)))
     return (
         f"{batch.seq},{batch.stage.value},{batch.loop_count},{batch.num_requests},{batch.rows},{batch.formed_ns},{completion.started_ns},"
         f"{completion.finished_ns},{completion.select_ns},{ranges},{completion.now_ns},{batch.after_seq},{completion.host_ns},"
-        f"{completion.limit_ns},{components},{allocated}\n"
+        f"{completion.limit_ns},{components},{allocated},{exits}\n"
     )
 
 

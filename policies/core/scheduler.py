@@ -10,6 +10,7 @@ from policies.core.admission import AdmissionQueue
 from policies.core.batch import Allocation, ExecutionBatch, ScheduledRange, Selection, Stage
 from policies.core.errors import InvariantError, SelectionError, StuckError
 from policies.core.events import Completion
+from policies.core.exits import ExitSettings
 from policies.core.frontier import PromptProgress
 from policies.core.kv import BlockLedger
 from policies.core.model import ModelShape
@@ -20,6 +21,8 @@ from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.core.validation import validate
 from policies.core.view import View
 
+NO_EARLY_EXIT = ExitSettings()
+
 
 class Scheduler:
     """State of all waiting and running requests under one policy.
@@ -28,13 +31,19 @@ class Scheduler:
     """
 
     def __init__(
-        self, policy: Policy, model: ModelShape, settings: SchedulerSettings, cache: CacheSettings, has_exit_decisions: bool = False
+        self,
+        policy: Policy,
+        model: ModelShape,
+        settings: SchedulerSettings,
+        cache: CacheSettings,
+        exits: ExitSettings = NO_EARLY_EXIT,
     ) -> None:
         policy.check(model, settings, cache)
         assert cache.num_blocks is not None, "the backend sizes the KV pool before a run"
         self.policy = policy
         self.settings = settings
         self.num_loops = model.num_loops
+        self.exits = exits.rule(model.num_loops)
         self.max_context_tokens = model.max_context_tokens
         self.blocks = BlockLedger(cache.num_blocks, cache.block_size, model.num_loops if cache.layout == "last_exited" else 1)
         self.rings = RingLedger(settings.max_num_seqs, policy.resident_chunks(model.num_loops))
@@ -42,17 +51,19 @@ class Scheduler:
         self.running: dict[int, RequestState] = {}
         self.surplus_rows = 0
         self.peak_hidden_rows = 0
+        self.tokens_by_loops = [0] * (model.num_loops + 1)
         self._hidden_rows = 0
         self._order: tuple[RequestState, ...] = ()
         self._draining: list[RequestState] = []
         self._next_seq = 0
         self._collected_seq = -1
         self._in_flight: deque[ExecutionBatch] = deque()
+        self._surplus_until = -1
         self._may_admit = False
         self._view = View()
         self._view.limits = settings
         self._view.num_loops = model.num_loops
-        self._view.has_exit_decisions = has_exit_decisions
+        self._view.exits = self.exits
         self._view.prompt_batches_since_decode = 0
 
     @property
@@ -119,7 +130,7 @@ class Scheduler:
                 )
             return None
         try:
-            rows, num_requests = validate(selection, self.running, self.settings, self.num_loops)
+            rows, num_requests = validate(selection, self.running, self.settings, self.num_loops, self.exits)
         except SelectionError as error:
             raise SelectionError(f"policy {self.policy.name}: {error}") from None
         seq = self._next_seq
@@ -165,7 +176,7 @@ class Scheduler:
         )
 
     def _commit(self, selection: Selection, seq: int, now_ns: int) -> None:
-        loops, num_loops, running = selection.loop_count, self.num_loops, self.running
+        loops, max_loops, running = selection.loop_count, self.exits.max_loops, self.running
         has_prompt = has_decode = False
         for item in selection.ranges:
             state = running[item[0]]
@@ -176,12 +187,13 @@ class Scheduler:
             if stage is Stage.RECURRENT:
                 has_decode = True
                 state.depth += loops
-                if state.depth == num_loops:
+                if state.depth == max_loops:
                     state.phase = Phase.CODA
-                    state.depth = 0
+                    state.depth = max_loops % self.num_loops
             elif stage is Stage.CODA:
                 state.num_scheduled_outputs += 1
                 state.position += 1
+                state.depth = 0
                 state.phase = Phase.DRAINED if state.num_scheduled_outputs == state.max_tokens else Phase.PRELUDE
             elif stage is Stage.PRELUDE:
                 state.phase = Phase.RECURRENT
@@ -222,14 +234,21 @@ class Scheduler:
             raise InvariantError(f"invariant 6: batch {completion.seq} completed, the oldest submitted one is {batch.seq}")
         self._collected_seq = batch.seq
         delivered = []
-        if self._draining:
-            self.surplus_rows += sum(item.token_count for item in batch.ranges if self.running[item.request_id].is_ended)
+        if self._draining or batch.seq <= self._surplus_until:
+            for item in batch.ranges:
+                state = self.running[item.request_id]
+                if state.is_ended or batch.seq <= state.surplus_until:
+                    self.surplus_rows += item.token_count
+        if completion.exits:
+            self._apply_exits(batch, completion.exits)
         if batch.stage is Stage.CODA:
             for item in batch.ranges:
                 state = self.running[item.request_id]
                 if state.is_ended:
                     continue
                 state.num_output_tokens += 1
+                if item.token_start >= state.prompt_tokens:
+                    self.tokens_by_loops[item.depth or self.num_loops] += 1
                 has_ended = state.num_output_tokens == state.max_tokens or item.request_id in completion.stops
                 if has_ended:
                     self._end(state)
@@ -242,6 +261,29 @@ class Scheduler:
         state.is_ended = True
         state.phase = Phase.DRAINED
         self._draining.append(state)
+
+    def _apply_exits(self, batch: ExecutionBatch, exits: frozenset[int]) -> None:
+        """Send the tokens that have left on to CODA. A row of theirs that a later batch already holds is surplus.
+
+        Raises `InvariantError` for an exit where the batch has no row that may leave.
+        """
+        found = 0
+        for item in batch.ranges:
+            if item.request_id not in exits:
+                continue
+            state, loops = self.running[item.request_id], item.depth + batch.loop_count
+            may_leave = item.stage is Stage.RECURRENT and batch.seq > state.surplus_until
+            if not (may_leave and self.exits.has_decisions and self.exits.min_loops <= loops < self.exits.max_loops):
+                raise InvariantError(f"invariant 2: batch {batch.seq} reports an exit of {item}, which may not leave there")
+            found += 1
+            if state.is_ended:
+                continue
+            state.phase = Phase.CODA
+            state.depth = loops
+            if state.last_seq > batch.seq:
+                state.surplus_until = self._surplus_until = state.last_seq
+        if found < len(exits):
+            raise InvariantError(f"invariant 2: batch {batch.seq} reports exits of {sorted(exits)}, it has rows of {found} of them")
 
     def _release_drained(self) -> None:
         remaining = []

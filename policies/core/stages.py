@@ -46,10 +46,10 @@ def token_batch(view: View, stage: Stage, requests: Sequence[RequestView]) -> Se
 
 
 def decode_batch(view: View) -> Selection | None:
-    """All looping tokens, one depth, or all remaining depths when nothing needs the boundary.
+    """All looping tokens, one depth, or all remaining depths when nothing needs a boundary before.
 
-    The boundary is needed when exits may be decided there, when rows stand at different depths (the first to finish leaves), when
-    not all fit, or when a token outside the batch waits to join.
+    The next boundary is needed when rows stand at different depths (the first to finish leaves), when not all fit, or when a token
+    outside the batch waits to join; otherwise the next one at which a token may leave.
     """
     if not view.looping:
         return None
@@ -57,12 +57,11 @@ def decode_batch(view: View) -> Selection | None:
     ranges = tuple([decode_row(request, Stage.RECURRENT) for request in requests])
     depth = ranges[0].depth
     needs_boundary = (
-        view.has_exit_decisions
-        or len(requests) < len(view.looping)
+        len(requests) < len(view.looping)
         or any([item.depth != depth for item in ranges])
         or (view.limits.decode == "refill" and bool(view.codas or view.preludes))
     )
-    return Selection(Stage.RECURRENT, ranges, 1 if needs_boundary else view.num_loops - depth)
+    return Selection(Stage.RECURRENT, ranges, 1 if needs_boundary else view.exits.boundary(depth) - depth)
 
 
 def within_budget(view: View, requests: Sequence[RequestView]) -> Sequence[RequestView]:

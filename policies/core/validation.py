@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from policies.core.batch import ScheduledRange, Selection, Stage
 from policies.core.errors import SelectionError
+from policies.core.exits import ExitRule
 from policies.core.request import Phase, RequestState
 from policies.core.settings import SchedulerSettings
 
@@ -18,7 +19,7 @@ PHASE_OF_STAGE = {Stage.PRELUDE: Phase.PRELUDE, Stage.RECURRENT: Phase.RECURRENT
 
 
 def validate(
-    selection: Selection, running: Mapping[int, RequestState], settings: SchedulerSettings, num_loops: int
+    selection: Selection, running: Mapping[int, RequestState], settings: SchedulerSettings, num_loops: int, exits: ExitRule
 ) -> tuple[int, int]:
     """Return (rows, distinct requests) of a selection that may run, or raise `SelectionError` naming request, range, frontier."""
     stage, loops = selection.stage, selection.loop_count
@@ -44,10 +45,15 @@ def validate(
             continue
         if state.phase is not phase or start != state.position or depth != state.depth or count != 1 or embeds:
             raise SelectionError(f"{item} does not follow from {state}")
-        if depth + loops > num_loops:
-            raise SelectionError(f"{item} with loop_count {loops} runs past the last depth, {num_loops - 1}")
-        if 1 < loops < num_loops - depth:
-            raise SelectionError(f"{item} with loop_count {loops}, neither one depth nor all {num_loops - depth} remaining ones")
+        if loops:
+            boundary = exits.boundary(depth)
+            if depth + loops > boundary:
+                what = "a depth at which it may leave" if boundary < exits.max_loops else f"the last depth, {exits.max_loops - 1}"
+                raise SelectionError(f"{item} with loop_count {loops} runs past {what}")
+            if 1 < loops < boundary - depth:
+                raise SelectionError(
+                    f"{item} with loop_count {loops}, neither one depth nor all {boundary - depth} up to a boundary"
+                )
         if request_id in depths_run:
             raise SelectionError(f"request {request_id} decodes twice in one batch")
         depths_run[request_id] = 1

@@ -6,6 +6,7 @@ validated against the frontiers before anything moves.
 
 from typing import Protocol
 
+from policies.core.exits import ExitRule
 from policies.core.request import Phase
 from policies.core.settings import SchedulerSettings
 
@@ -63,8 +64,8 @@ class View:
     """
 
     __slots__ = (
-        "codas", "free_blocks", "free_ring_slots", "has_exit_decisions", "limits", "looping", "now_ns", "num_loops",
-        "preludes", "prompt_batches_since_decode", "prompts", "running",
+        "codas", "exits", "free_blocks", "free_ring_slots", "limits", "looping", "now_ns", "num_loops", "preludes",
+        "prompt_batches_since_decode", "prompts", "running",
     )  # fmt: skip
 
     now_ns: int
@@ -77,8 +78,8 @@ class View:
     looping: tuple[RequestView, ...]
     free_blocks: int
     free_ring_slots: int
-    has_exit_decisions: bool
-    """True when tokens may leave before the last depth, so that decode rows need every depth boundary."""
+    exits: ExitRule
+    """After how many loops decoded tokens may leave, so which depth boundaries decode rows need. When they do is not known here."""
     prompt_batches_since_decode: int
     """Prompt batches submitted since decode rows last ran a recurrent depth."""
 

@@ -1,0 +1,55 @@
+"""Where decoded tokens leave the loop in a simulation: the workload's word under `trace`, a seeded draw under `gate`."""
+
+from bisect import bisect_right
+from itertools import accumulate
+
+from policies.core.errors import InputError
+from policies.core.exits import ExitSettings
+from policies.core.request import ExitOracle
+
+MIX_1, MIX_2, GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
+MASK = (1 << 64) - 1
+
+
+class DrawnExits:
+    """Loops of every token drawn by `weights`, weight i that of leaving after loop i + 1.
+
+    A draw depends on seed, request and position alone, so no schedule changes it.
+    """
+
+    def __init__(self, seed: int, weights: tuple[float, ...]) -> None:
+        self._seed = seed
+        self._bounds = list(accumulate(weights))
+
+    def exit_loops(self, request_id: int, position: int) -> int:
+        """Loops after which the token at `position` of the request leaves."""
+        bits = 0
+        for value in (self._seed, request_id, position):
+            bits = _mix(bits + value + GOLDEN)
+        return bisect_right(self._bounds, (bits >> 11) * 2.0**-53 * self._bounds[-1], hi=len(self._bounds) - 1) + 1
+
+
+def exit_oracle(settings: ExitSettings, num_loops: int, workload_exits: ExitOracle | None, seed: int) -> ExitOracle | None:
+    """Who says where tokens leave; None when no token decides. Raises `InputError` when there is nobody to ask."""
+    if not settings.rule(num_loops).has_decisions:
+        return None
+    if settings.mode == "trace":
+        if workload_exits is None:
+            raise InputError("exit.mode: trace needs the loops of every token, expected a workload with exit_loops")
+        return workload_exits
+    weights = settings.loop_weights
+    if weights is None or len(weights) != num_loops or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+        found = None if weights is None else list(weights)
+        raise InputError(
+            f"exit.loop_weights: {found}, expected {num_loops} weights >= 0 of leaving after loop 1 to {num_loops}, because a "
+            "simulation has no gate to ask"
+        )
+    return DrawnExits(seed, weights)
+
+
+def _mix(value: int) -> int:
+    """The finaliser of splitmix64: every bit of the result depends on every bit of `value`."""
+    value &= MASK
+    value = (value ^ (value >> 30)) * MIX_1 & MASK
+    value = (value ^ (value >> 27)) * MIX_2 & MASK
+    return value ^ (value >> 31)
