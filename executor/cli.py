@@ -1,4 +1,5 @@
-"""The executor's commands: `run` one configuration, `sweep` a grid of them, `preserve` and `diagnose` compare runs bit for bit."""
+"""The executor's commands: `run` one configuration, `sweep` a grid of them, `preserve` and `diagnose` compare runs bit for bit,
+`profile` and `bench` time batches."""
 
 import argparse
 import sys
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="executor", description="Run scheduling policies with real kernels.")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="run|sweep|diagnose|preserve|bench|peer-bench", parser_class=OneLineParser
+        dest="command", required=True, metavar="run|sweep|diagnose|preserve|profile|bench|peer-bench", parser_class=OneLineParser
     )
     run = commands.add_parser("run", help="one run")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
@@ -39,6 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     bench = commands.add_parser("bench", help="time single batches beside their physical limits (CUDA)")
     bench.add_argument("config", type=Path, nargs="?", default=CONFIGS / "bench.yaml", metavar="CONFIG.yaml")
     bench.set_defaults(action=_bench)
+    profile = commands.add_parser("profile", help="time what batches are made of, for the simulator to fit; resumable")
+    profile.add_argument("--model", default="ouro-1.4b", metavar="NAME")
+    profile.add_argument("--device", default="cuda", metavar="cuda|cpu")
+    profile.add_argument("--out", type=Path, required=True, metavar="PROFILE.csv")
+    profile.add_argument("--quick", action="store_true", help="a fifth of the cases")
+    profile.set_defaults(action=_profile)
     peer = commands.add_parser("peer-bench", help="beside the eager loop a user would write, same weights and prompts (CUDA)")
     peer.add_argument("--model", default="ouro-1.4b", metavar="NAME")
     peer.add_argument("--out", type=Path, default=Path("results/runs/peer-bench"), metavar="DIR")
@@ -132,6 +139,13 @@ def _bench(options: argparse.Namespace) -> int:
     session = Session([config], options.device, use_graphs=not options.no_graphs)
     print_timings(time_cases(session, STANDARD_CASES))
     return 0
+
+
+def _profile(options: argparse.Namespace) -> int:
+    _need_torch()
+    from executor.profiling.command import profile
+
+    return profile(options.model, options.device, options.out, quick=options.quick)
 
 
 def _peer_bench(options: argparse.Namespace) -> int:

@@ -10,7 +10,10 @@ import torch
 
 
 class Mark(Protocol):
-    """A point in the device's order of work."""
+    """A point in the device's order of work. `made_ns` is when the host asked for it, on the run's clock."""
+
+    @property
+    def made_ns(self) -> int: ...
 
     def query(self) -> bool:
         """Whether the device has passed it."""
@@ -35,7 +38,7 @@ class HostMark:
     """Work on a CPU is done when its call returns."""
 
     def __init__(self, now_ns: int) -> None:
-        self.now_ns = now_ns
+        self.made_ns = now_ns
 
     def query(self) -> bool:
         return True
@@ -53,7 +56,7 @@ class HostTimeline:
 
     def time_of(self, mark: Mark) -> int:
         assert isinstance(mark, HostMark)
-        return mark.now_ns
+        return mark.made_ns
 
 
 REBASE_NS = 1_000_000_000
@@ -63,12 +66,12 @@ REBASE_NS = 1_000_000_000
 class CudaMark:
     """A device event, and the latest time of the host's clock at which the device was known not to have passed it."""
 
-    __slots__ = ("_clock", "event", "not_passed_ns")
+    __slots__ = ("_clock", "event", "made_ns", "not_passed_ns")
 
     def __init__(self, event: torch.cuda.Event, clock: "CudaTimeline") -> None:
         self.event = event
         self._clock = clock
-        self.not_passed_ns = clock.now_ns()
+        self.made_ns = self.not_passed_ns = clock.now_ns()
         event.record()
 
     def query(self) -> bool:

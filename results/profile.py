@@ -8,7 +8,7 @@ The executor writes it, the simulator fits it; both only meet here. The columns 
 | `case` | a name for people |
 | `stage`, `loop_count`, `rows`, `ranges` | the batch, as `batches.csv` has it; blank where no batch was run (`gap`) |
 | `n` | measurements behind the medians |
-| `device_ns`, `device_p10_ns`, `device_p90_ns` | device time, launched while another batch kept the device busy; of a `gap` its length |
+| `device_ns`, `device_p10_ns`, `device_p90_ns` | device time, launched while another batch kept it busy; of a `gap` its length |
 | `idle_device_ns` | the same, median, launched on an idle device: part of the launch counts, because the device waits for it |
 | `select_ns` | the engine's choice of the batch, median |
 | `prepare_ns`, `launch_ns`, `host_p90_ns` | host: packing the batch; handing it to the device; 90th percentile of their sum |
@@ -117,8 +117,8 @@ def read_profile(path: Path) -> Profile:
     profile = read_part(path)
     if not profile.is_complete:
         raise InputError(
-            f"{path}: ends after {len(profile.rows)} cases without `{COMPLETE}N cases`, expected a whole profile: it was cut, or is "
-            "not finished (the same `executor profile` command goes on from here)"
+            f"{path}: ends after {len(profile.rows)} cases without `{COMPLETE}N cases`, expected a whole profile: it was cut, or "
+            "is not finished (the same `executor profile` command goes on from here)"
         )
     return profile
 

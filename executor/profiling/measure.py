@@ -1,0 +1,245 @@
+"""Times cases on a session: through the runner, with another batch on the device or without one, as a run does.
+
+Cases are measured in groups, as many as the rings hold. Within a group the repeats of all cases are launched in one random order,
+so that a case meets many neighbours and whatever drifts hits all alike.
+"""
+
+import random
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from executor.packing import RunningRequest
+from executor.profiling.cases import Case
+from executor.runner import Runner
+from executor.session import Session
+from executor.timeline import make_timeline
+from policies.core.batch import Allocation, ExecutionBatch
+from results.profile import ProfileRow
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """How often a case is timed with another batch in flight (`busy`) and alone (`idle`)."""
+
+    busy: int
+    idle: int
+
+
+class Sample(NamedTuple):
+    """One launch. `was_queued`: it had been handed over before the batch ahead of it ended."""
+
+    prepare_ns: int
+    launch_ns: int
+    device_ns: int
+    was_queued: bool
+
+
+class DeviceState(NamedTuple):
+    """What the driver says of a GPU: SM clock and temperature, None where it cannot be asked."""
+
+    clock_mhz: int | None
+    temperature_c: int | None
+
+
+class Measurement:
+    """Owns the runner of a profile on `session`, whose pools are filled with random values: nothing measures zeros.
+
+    `is_stopped` is asked before every launch; when it answers True, `KeyboardInterrupt` is raised.
+    """
+
+    def __init__(self, session: Session, seed: int, is_stopped: Callable[[], bool]) -> None:
+        pools = session.pools
+        for pool in (pools.kv.k, pools.kv.v):
+            for layer in pool:
+                layer.normal_()
+        pools.hidden.normal_()
+        self._session = session
+        self._is_stopped = is_stopped
+        self._rng = random.Random(seed)
+        self._timeline = make_timeline(session.device)
+        self._runner = Runner(session.model, pools, session.programs, self._timeline, session.seed)
+        self._num_groups = pools.kv.k.shape[1] // pools.kv.planes
+        self._next_group = 0
+
+    def groups(self, cases: Sequence[Case]) -> Iterator[list[Case]]:
+        """`cases` cut into pieces that the rings hold."""
+        num_rings = len(self._session.pools.host_groups)
+        group: list[Case] = []
+        for case in cases:
+            if sum(len(item.spans()) for item in (*group, case)) > num_rings:
+                yield group
+                group = []
+            group.append(case)
+        if group:
+            yield group
+
+    def time(self, cases: Sequence[Case], repeats: Repeats) -> list[ProfileRow]:
+        """The measured lines of `cases`, which must be one of `groups`."""
+        batches = self._seat(cases)
+        every = range(len(cases))
+        for _ in self._launch(every, batches, inflight=1):
+            pass  # compiles and captures what the group needs
+        busy: list[list[Sample]] = [[] for _ in cases]
+        for at, sample in self._launch(self._shuffled(every, repeats.busy), batches, inflight=2):
+            busy[at].append(sample)
+        idle: list[list[Sample]] = [[] for _ in cases]
+        for at, sample in self._launch(self._shuffled(every, repeats.idle), batches, inflight=1):
+            idle[at].append(sample)
+        state = self._state_under_load(every, batches)
+        return [
+            replace(_summary(case.row(), busy[at], idle[at]), clock_mhz=state.clock_mhz, temperature_c=state.temperature_c)
+            for at, case in enumerate(cases)
+        ]
+
+    def time_copies(self, cases: Sequence[Case], repeats: Repeats) -> list[ProfileRow]:
+        """Lines of cases of kind `copies`: the kernel alone between two marks, queued behind a long fill."""
+        pools, planes = self._session.pools, self._session.pools.kv.planes
+        rows = []
+        for case in cases:
+            depths = [item.depth for item in case.ranges]
+            places = self._rng.sample(range(self._num_groups), len(case.ranges))
+            slots = [(group * planes + depth) * pools.kv.block_size for group, depth in zip(places, depths, strict=True)]
+            arguments = [torch.tensor(values, dtype=torch.int32, device=self._session.device) for values in (slots, depths)]
+            marks = []
+            pools.hidden.normal_()
+            for _ in range(1 + repeats.busy):
+                start = self._timeline.mark()
+                self._session.model.ops.exit_copy(pools.kv.k, pools.kv.v, *arguments, planes)
+                marks.append((start, self._timeline.mark()))
+            self._session.synchronize()
+            ends = [(self._timeline.time_of(start), self._timeline.time_of(end)) for start, end in marks]
+            times = [finished_ns - started_ns for started_ns, finished_ns in ends]
+            rows.append(replace(case.row(), n=repeats.busy, **_spread(times[1:])))
+        return rows
+
+    def _seat(self, cases: Sequence[Case]) -> list[ExecutionBatch]:
+        """Give every request of every case a ring and blocks, and return the batches in terms of them.
+
+        Blocks of one case never overlap; successive cases walk through the whole pool.
+        """
+        pools = self._session.pools
+        self._session.synchronize()
+        self._runner.requests.clear()
+        batches = []
+        ring_id = 0
+        for seq, case in enumerate(cases):
+            ids = {}
+            for request_id, span in case.spans().items():
+                count = -(-span // pools.kv.block_size)
+                groups = tuple((self._next_group + at) % self._num_groups for at in range(count))
+                self._next_group = (self._next_group + count) % self._num_groups
+                ids[request_id] = ring_id
+                prompt = np.zeros(span + 1, dtype=np.int32)
+                self._runner.requests[ring_id] = RunningRequest(ring_id, ring_id, prompt, groups)
+                pools.admit(Allocation(ring_id, groups, ring_id))
+                ring_id += 1
+            ranges = tuple(item._replace(request_id=ids[item.request_id]) for item in case.ranges)
+            batches.append(ExecutionBatch(seq, case.stage, case.loop_count, ranges, case.rows, len(ids), 0, -1))
+        return batches
+
+    def _shuffled(self, every: Iterable[int], repeats: int) -> list[int]:
+        order = list(every) * repeats
+        self._rng.shuffle(order)
+        return order
+
+    def _launch(self, order: Iterable[int], batches: Sequence[ExecutionBatch], inflight: int) -> Iterator[tuple[int, Sample]]:
+        """Launch `batches` in `order`, up to `inflight` before the oldest is collected, and say what each took."""
+        runner, now = self._runner, self._timeline.now_ns
+        hosts: list[tuple[int, int, int, int]] = []
+        last_finished_ns = 0
+
+        def collect() -> tuple[int, Sample]:
+            nonlocal last_finished_ns
+            while not runner.oldest_is_done():
+                pass
+            _, started_ns, finished_ns = runner.collect()
+            at, asked_ns, made_ns, done_ns = hosts.pop(0)
+            was_queued = done_ns <= last_finished_ns
+            last_finished_ns = finished_ns
+            return at, Sample(made_ns - asked_ns, done_ns - made_ns, finished_ns - started_ns, was_queued)
+
+        for at in order:
+            if self._is_stopped():
+                raise KeyboardInterrupt
+            asked_ns = now()
+            runner.launch(batches[at], {})
+            hosts.append((at, asked_ns, runner.launched[-1].start.made_ns, now()))
+            if len(hosts) == inflight:
+                yield collect()
+        while hosts:
+            yield collect()
+
+    def _state_under_load(self, every: Iterable[int], batches: Sequence[ExecutionBatch]) -> DeviceState:
+        """Ask the driver while the cases go on running."""
+        query = start_query(self._session.device, "clocks.sm,temperature.gpu")
+        if query is None:
+            return DeviceState(None, None)
+        while query.poll() is None:
+            for _ in self._launch(self._shuffled(every, 1), batches, inflight=2):
+                if query.poll() is not None:
+                    break
+            self._drain()
+        answer = query_answer(query)
+        if len(answer) != 2 or not all(text.isdecimal() for text in answer):
+            return DeviceState(None, None)
+        return DeviceState(int(answer[0]), int(answer[1]))
+
+    def _drain(self) -> None:
+        self._session.synchronize()
+        while self._runner.launched:
+            self._runner.collect()
+
+
+def start_query(device: torch.device, fields: str) -> "subprocess.Popen[str] | None":
+    """`nvidia-smi` asked for `fields` of `device`, running; None without a GPU or the program."""
+    if device.type != "cuda":
+        return None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    command = ["nvidia-smi", "-i", f"GPU-{uuid.removeprefix('GPU-')}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return None
+
+
+def query_answer(query: "subprocess.Popen[str]") -> list[str]:
+    """What a query printed, field by field; empty when it failed."""
+    text, _ = query.communicate()
+    return [field.strip() for field in text.split(",")] if query.returncode == 0 else []
+
+
+def _summary(row: ProfileRow, busy: Sequence[Sample], idle: Sequence[Sample]) -> ProfileRow:
+    """`row` with its times. Where the device is never busy when a batch comes (a CPU), all samples count."""
+    queued = [sample for sample in busy if sample.was_queued] or busy
+    host = [sample.prepare_ns + sample.launch_ns for sample in busy]
+    return replace(
+        row,
+        n=len(queued),
+        **_spread([sample.device_ns for sample in queued]),
+        idle_device_ns=median([sample.device_ns for sample in idle]),
+        prepare_ns=median([sample.prepare_ns for sample in busy]),
+        launch_ns=median([sample.launch_ns for sample in busy]),
+        host_p90_ns=percentile(host, 90),
+    )
+
+
+def _spread(times_ns: Sequence[int]) -> dict[str, int]:
+    return {
+        "device_ns": median(times_ns),
+        "device_p10_ns": percentile(times_ns, 10),
+        "device_p90_ns": percentile(times_ns, 90),
+    }
+
+
+def percentile(values: Sequence[int], percent: int) -> int:
+    """Interpolated, as whole nanoseconds."""
+    return round(float(np.percentile(values, percent)))
+
+
+def median(values: Sequence[int]) -> int:
+    return percentile(values, 50)
