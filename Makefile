@@ -45,6 +45,9 @@ GPU_CONFIG := $(or $(CONFIG),executor/configs/serving.yaml)
 gpu-run: $(VENV)/.gpu ## run the four policies with real kernels on a GPU (CONFIG= another run or sweep, DEVICE=cpu without one)
 	$(BIN)/python -m executor $$(grep -q '^grid:' $(GPU_CONFIG) && echo sweep || echo run) $(GPU_CONFIG) --device $(or $(DEVICE),cuda) $(SETS)
 
+profile: $(VENV)/.gpu ## measure what batches cost on a GPU, for the simulator to fit (PROFILE= file, MODEL=, QUICK=1, DEVICE=cpu)
+	$(BIN)/python -m executor profile --model $(or $(MODEL),ouro-1.4b) --device $(or $(DEVICE),cuda) $(if $(QUICK),--quick) --out $(or $(PROFILE),$(OUT)/profile.csv)
+
 bench-gpu: $(VENV)/.gpu ## this executor beside a plain eager loop on one GPU
 	$(BIN)/python -m executor peer-bench
 
@@ -62,4 +65,4 @@ lint: $(VENV)/.dev ## check style and types; changes nothing
 clean: ## remove the environment and all run outputs
 	rm -rf $(VENV) results/runs *.egg-info
 
-.PHONY: help setup simulate gpu-run bench-gpu bench test lint clean
+.PHONY: help setup simulate gpu-run profile bench-gpu bench test lint clean

@@ -14,16 +14,20 @@ The executor writes it, the simulator fits it; both only meet here. The columns 
 | `prepare_ns`, `launch_ns`, `host_p90_ns` | host: packing the batch; handing it to the device; 90th percentile of their sum |
 | `clock_mhz`, `temperature_c` | of the device, under the load of the cases measured together with this one |
 
-Blank means not measured. The last line is `# complete: N cases`; without it the file is part of a profile, which only a resumed
-profiling run accepts.
+Blank means not measured. A case may have several lines, one for each visit at another time and in other company; readers get them
+as one row. The last line is `# complete: N lines`; without it the file is part of a profile, which only a resumed profiling run
+accepts.
 """
 
 import csv
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from statistics import median_low
 from typing import TextIO
 
 from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
@@ -76,7 +80,7 @@ class ProfileRow:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What is measured: rows of one profile all differ in it."""
+        """What is measured: lines with equal keys are visits of one case."""
         return (self.kind, self.case, f"{self.stage or ''} {self.loop_count} {self.ranges}")
 
     def batch(self) -> ExecutionBatch:
@@ -96,20 +100,40 @@ class ProfileRow:
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(ProfileRow))
-TEXT_COLUMNS = ("kind", "case", "stage", "ranges")
+NUMBER_COLUMNS = tuple(name for name in COLUMNS if name not in ("kind", "case", "stage", "ranges"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profile:
     """A profile read back. `is_complete` is False for the beginning of one, which only `read_part` returns."""
 
     path: Path
     header: Mapping[str, str]
-    rows: tuple[ProfileRow, ...]
+    lines: tuple[ProfileRow, ...]
     is_complete: bool = True
+
+    @cached_property
+    def rows(self) -> tuple[ProfileRow, ...]:
+        """One row per case, in order of first appearance: `merged` visits."""
+        visits: dict[tuple[str, str, str], list[ProfileRow]] = {}
+        for line in self.lines:
+            visits.setdefault(line.key, []).append(line)
+        return tuple(merged(lines) for lines in visits.values())
 
     def of_kind(self, *kinds: str) -> tuple[ProfileRow, ...]:
         return tuple(row for row in self.rows if row.kind in kinds)
+
+
+def merged(visits: Sequence[ProfileRow]) -> ProfileRow:
+    """One row of several visits to a case: medians, the lowest 10th and the highest 90th percentiles, the sum of `n`."""
+    choices: dict[str, Callable[[Sequence[int]], int]] = {
+        "n": sum, "device_p10_ns": min, "device_p90_ns": max, "host_p90_ns": max,
+    }  # fmt: skip
+    values: dict[str, int | None] = {}
+    for name in NUMBER_COLUMNS:
+        found = [value for value in (getattr(visit, name) for visit in visits) if value is not None]
+        values[name] = (choices.get(name, median_low)(found)) if found else None
+    return dataclasses.replace(visits[0], **values)  # type: ignore[arg-type]
 
 
 def read_profile(path: Path) -> Profile:
@@ -117,7 +141,7 @@ def read_profile(path: Path) -> Profile:
     profile = read_part(path)
     if not profile.is_complete:
         raise InputError(
-            f"{path}: ends after {len(profile.rows)} cases without `{COMPLETE}N cases`, expected a whole profile: it was cut, or "
+            f"{path}: ends after {len(profile.lines)} lines without `{COMPLETE}N lines`, expected a whole profile: it was cut, or "
             "is not finished (the same `executor profile` command goes on from here)"
         )
     return profile
@@ -139,15 +163,10 @@ def read_part(path: Path) -> Profile:
     if body[:1] != [",".join(COLUMNS)]:
         raise InputError(f"{path} line {num_header + 1}: expected the columns {','.join(COLUMNS)}")
     is_complete = body[-1].startswith(COMPLETE)
-    rows = tuple(_row(line, path, num_header + at) for at, line in enumerate(body[1 : len(body) - is_complete], start=2))
-    if is_complete and body[-1] != f"{COMPLETE}{len(rows)} cases":
-        raise InputError(f"{path}: has {len(rows)} cases, its last line says {body[-1].removeprefix(COMPLETE)!r}")
-    seen: set[tuple[str, str, str]] = set()
-    for row in rows:
-        if row.key in seen:
-            raise InputError(f"{path}: the case {row.case!r} of kind {row.kind} is there twice, expected every case once")
-        seen.add(row.key)
-    return Profile(path, header, rows, is_complete)
+    measured = tuple(_row(line, path, num_header + at) for at, line in enumerate(body[1 : len(body) - is_complete], start=2))
+    if is_complete and body[-1] != f"{COMPLETE}{len(measured)} lines":
+        raise InputError(f"{path}: has {len(measured)} lines, its last one says {body[-1].removeprefix(COMPLETE)!r}")
+    return Profile(path, header, measured, is_complete)
 
 
 def _header(lines: Iterable[str], path: Path) -> dict[str, str]:
@@ -172,7 +191,7 @@ def _row(line: str, path: Path, number: int) -> ProfileRow:
         named = dict(zip(COLUMNS, fields, strict=True))
         if named["kind"] not in KINDS:
             raise ValueError(f"kind {named['kind']!r}, expected one of {', '.join(KINDS)}")
-        numbers = {name: int(text) if text else None for name, text in named.items() if name not in TEXT_COLUMNS}
+        numbers = {name: int(named[name]) if named[name] else None for name in NUMBER_COLUMNS}
         row = ProfileRow(
             named["kind"], named["case"], Stage(named["stage"]) if named["stage"] else None, ranges=named["ranges"], **numbers
         )
@@ -184,9 +203,9 @@ def _row(line: str, path: Path, number: int) -> ProfileRow:
 
 
 class ProfileWriter:
-    """Writes a profile, every line safe on disk once `append` returns. `rows` begins with those that were there before.
+    """Writes a profile, every line safe on disk once `append` returns. `lines` begins with those that were there before.
 
-    Use as a context manager, `append` what `is_done` does not know yet, and `finish` at the end; a profile that `is_complete`
+    Use as a context manager, `append` what `visits` does not count yet, and `finish` at the end; a profile that `is_complete`
     takes no more.
     """
 
@@ -197,7 +216,7 @@ class ProfileWriter:
         """
         assert set(header) >= set(HEADER_KEYS), set(HEADER_KEYS) - set(header)
         self.path = path
-        self.rows: list[ProfileRow] = []
+        self.lines: list[ProfileRow] = []
         self.is_complete = False
         if path.exists():
             part = read_part(path)
@@ -206,17 +225,17 @@ class ProfileWriter:
                     raise InputError(
                         f"{path}: was begun with {key} {part.header[key]!r} and this is {header[key]!r}: choose another --out"
                     )
-            header, self.rows, self.is_complete = part.header, list(part.rows), part.is_complete
-        self._done = {row.key for row in self.rows}
+            header, self.lines, self.is_complete = part.header, list(part.lines), part.is_complete
+        self._visits = Counter(line.key for line in self.lines)
         draft = path.with_name(path.name + ".tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(draft, "w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"# {key}: {value}\n" for key, value in header.items())
                 file.write(",".join(COLUMNS) + "\n")
-                _write_rows(file, self.rows)
+                _write_lines(file, self.lines)
                 if self.is_complete:
-                    file.write(f"{COMPLETE}{len(self.rows)} cases\n")
+                    file.write(self._last_line())
             os.replace(draft, path)
             self._file = open(path, "a", encoding="utf-8", newline="\n")  # noqa: SIM115
         except OSError as error:
@@ -228,24 +247,27 @@ class ProfileWriter:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def is_done(self, row: ProfileRow) -> bool:
-        """Whether the case of `row` has been measured."""
-        return row.key in self._done
+    def visits(self, row: ProfileRow) -> int:
+        """How many lines the case of `row` has."""
+        return self._visits[row.key]
 
-    def append(self, rows: Iterable[ProfileRow]) -> None:
-        rows = list(rows)
-        _write_rows(self._file, rows)
+    def append(self, lines: Iterable[ProfileRow]) -> None:
+        lines = list(lines)
+        _write_lines(self._file, lines)
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.rows += rows
-        self._done |= {row.key for row in rows}
+        self.lines += lines
+        self._visits.update(line.key for line in lines)
 
     def finish(self) -> None:
         """Write the last line, which makes the profile whole."""
-        self._file.write(f"{COMPLETE}{len(self.rows)} cases\n")
+        self._file.write(self._last_line())
         self._file.flush()
         self.is_complete = True
 
+    def _last_line(self) -> str:
+        return f"{COMPLETE}{len(self.lines)} lines\n"
 
-def _write_rows(file: TextIO, rows: Iterable[ProfileRow]) -> None:
-    csv.writer(file, lineterminator="\n").writerows(row.fields() for row in rows)
+
+def _write_lines(file: TextIO, lines: Iterable[ProfileRow]) -> None:
+    csv.writer(file, lineterminator="\n").writerows(line.fields() for line in lines)

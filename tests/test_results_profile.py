@@ -1,5 +1,6 @@
 """A profile survives being written, cut and gone on with; what is no whole profile is refused with one sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ ROWS = (MIXED, GAP)
 
 def write(path: Path, rows: tuple[ProfileRow, ...] = ROWS, is_finished: bool = True) -> None:
     with ProfileWriter(path, HEADER, frozenset({"gpu"})) as writer:
-        writer.append([row for row in rows if not writer.is_done(row)])
+        writer.append([row for row in rows if not writer.visits(row)])
         if is_finished:
             writer.finish()
 
@@ -31,6 +32,19 @@ def test_a_profile_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert profile.rows == ROWS
     assert profile.header == HEADER
     assert profile.of_kind("gap") == (GAP,)
+
+
+def test_visits_to_a_case_are_read_as_one_row(tmp_path: Path) -> None:
+    slower = replace(MIXED, n=5, device_ns=1_600_000, device_p10_ns=1_580_000, device_p90_ns=1_590_000, clock_mhz=1700)
+    slowest = replace(MIXED, n=5, device_ns=1_900_000, idle_device_ns=None, clock_mhz=None)
+    with ProfileWriter(tmp_path / "p.csv", HEADER, frozenset()) as writer:
+        writer.append([MIXED, GAP, slowest])
+        assert (writer.visits(MIXED), writer.visits(GAP)) == (2, 1)
+        writer.append([slower])
+        writer.finish()
+    profile = read_profile(tmp_path / "p.csv")
+    assert profile.lines == (MIXED, GAP, slowest, slower)
+    assert profile.rows == (replace(MIXED, n=25, device_ns=1_600_000, clock_mhz=1700), GAP)
 
 
 def test_a_row_becomes_the_batch_that_was_measured() -> None:
@@ -49,7 +63,7 @@ def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path) -> Non
     write(path, (MIXED,), is_finished=False)
     with open(path, "a") as file:
         file.write("gap,next batch que")
-    assert read_part(path).rows == (MIXED,)
+    assert read_part(path).lines == (MIXED,)
     write(path)
     assert read_profile(path).rows == ROWS
 
@@ -75,8 +89,8 @@ def test_another_device_does_not_go_on_with_a_profile(tmp_path: Path) -> None:
         ("# schema: 1", "# schema: 2", "profile schema 2, expected 1"),
         ("# driver: \n", "", "the header has no `# driver: ...` line"),
         ("kind,case", "kind,name", "expected the columns kind,case"),
-        ("\n# complete: 2 cases\n", "\n", "ends after 2 cases"),
-        ("# complete: 2 cases", "# complete: 3 cases", "has 2 cases, its last line says '3 cases'"),
+        ("\n# complete: 2 lines\n", "\n", "ends after 2 lines"),
+        ("# complete: 2 lines", "# complete: 3 lines", "has 2 lines, its last one says '3 lines'"),
         ("\ngap,", "\ngasp,", "kind 'gasp', expected one of linear"),
         (",1980,41", ",1980", f"{len(COLUMNS) - 1} fields, expected {len(COLUMNS)}"),
         (",1500000,", ",fast,", "invalid literal for int"),

@@ -1,13 +1,15 @@
 """Times cases on a session: through the runner, with another batch on the device or without one, as a run does.
 
 Cases are measured in groups, as many as the rings hold. Within a group the repeats of all cases are launched in one random order,
-so that a case meets many neighbours and whatever drifts hits all alike.
+so that a case meets many neighbours. A group holds cases of similar size: near its power limit a device slows down, and a few
+decode rows among prompts of 2048 would be timed at a clock that decoding never sees.
 """
 
 import random
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +17,24 @@ import torch
 
 from executor.packing import RunningRequest
 from executor.profiling.cases import Case
+from executor.profiling.sensors import Reading, Sensors, median_reading
 from executor.runner import Runner
 from executor.session import Session
 from executor.timeline import make_timeline
 from policies.core.batch import Allocation, ExecutionBatch
 from results.profile import ProfileRow
 
+LIGHT_ROWS, MIDDLE_ROWS = 64, 320
+"""Up to these many rows a batch is light or middling company: below about 300 rows weights and not arithmetic take the time."""
+SMALL_REPEATS = 3
+"""Batches without a recurrent loop take microseconds: they are timed so many times as often."""
+READ_EVERY = 8
+"""Launches from one reading of the sensors to the next."""
+
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """How often a case is timed with another batch in flight (`busy`) and alone (`idle`)."""
+    """How often a case is timed in one visit with another batch in flight (`busy`) and alone (`idle`)."""
 
     busy: int
     idle: int
@@ -37,13 +47,6 @@ class Sample(NamedTuple):
     launch_ns: int
     device_ns: int
     was_queued: bool
-
-
-class DeviceState(NamedTuple):
-    """What the driver says of a GPU: SM clock and temperature, None where it cannot be asked."""
-
-    clock_mhz: int | None
-    temperature_c: int | None
 
 
 class Measurement:
@@ -59,40 +62,42 @@ class Measurement:
                 layer.normal_()
         pools.hidden.normal_()
         self._session = session
-        self._is_stopped = is_stopped
+        self.is_stopped = is_stopped
         self._rng = random.Random(seed)
         self._timeline = make_timeline(session.device)
         self._runner = Runner(session.model, pools, session.programs, self._timeline, session.seed)
         self._num_groups = pools.kv.k.shape[1] // pools.kv.planes
         self._next_group = 0
+        self._sensors = Sensors(session.device)
+        self._readings: list[Reading] = []
+        self._num_launches = 0
 
-    def groups(self, cases: Sequence[Case]) -> Iterator[list[Case]]:
-        """`cases` cut into pieces that the rings hold."""
+    def groups(self, cases: Iterable[Case]) -> list[list[Case]]:
+        """`cases` in pieces of similar size that the rings hold, everything in random order."""
         num_rings = len(self._session.pools.host_groups)
-        group: list[Case] = []
-        for case in cases:
-            if sum(len(item.spans()) for item in (*group, case)) > num_rings:
-                yield group
-                group = []
-            group.append(case)
-        if group:
-            yield group
+        mixed = list(cases)
+        self._rng.shuffle(mixed)
+        groups: list[list[Case]] = []
+        for _, company in groupby(sorted(mixed, key=_company), _company):
+            groups.append([])
+            for case in company:
+                if sum(len(item.spans()) for item in (*groups[-1], case)) > num_rings:
+                    groups.append([])
+                groups[-1].append(case)
+        self._rng.shuffle(groups)
+        return groups
 
     def time(self, cases: Sequence[Case], repeats: Repeats) -> list[ProfileRow]:
         """The measured lines of `cases`, which must be one of `groups`."""
         batches = self._seat(cases)
-        every = range(len(cases))
-        for _ in self._launch(every, batches, inflight=1):
+        for _ in self._launch(range(len(cases)), batches, inflight=1):
             pass  # compiles and captures what the group needs
-        busy: list[list[Sample]] = [[] for _ in cases]
-        for at, sample in self._launch(self._shuffled(every, repeats.busy), batches, inflight=2):
-            busy[at].append(sample)
-        idle: list[list[Sample]] = [[] for _ in cases]
-        for at, sample in self._launch(self._shuffled(every, repeats.idle), batches, inflight=1):
-            idle[at].append(sample)
-        state = self._state_under_load(every, batches)
+        self._readings.clear()
+        busy = self._timed(batches, repeats.busy, inflight=2)
+        reading = median_reading(self._readings)
+        idle = self._timed(batches, repeats.idle, inflight=1)
         return [
-            replace(_summary(case.row(), busy[at], idle[at]), clock_mhz=state.clock_mhz, temperature_c=state.temperature_c)
+            replace(_summary(case.row(), busy[at], idle[at]), clock_mhz=reading.clock_mhz, temperature_c=reading.temperature_c)
             for at, case in enumerate(cases)
         ]
 
@@ -105,11 +110,13 @@ class Measurement:
             places = self._rng.sample(range(self._num_groups), len(case.ranges))
             slots = [(group * planes + depth) * pools.kv.block_size for group, depth in zip(places, depths, strict=True)]
             arguments = [torch.tensor(values, dtype=torch.int32, device=self._session.device) for values in (slots, depths)]
+            exit_copy = partial(self._session.model.ops.exit_copy, pools.kv.k, pools.kv.v, *arguments, planes)
+            exit_copy()  # compiles
             marks = []
             pools.hidden.normal_()
             for _ in range(1 + repeats.busy):
                 start = self._timeline.mark()
-                self._session.model.ops.exit_copy(pools.kv.k, pools.kv.v, *arguments, planes)
+                exit_copy()
                 marks.append((start, self._timeline.mark()))
             self._session.synchronize()
             ends = [(self._timeline.time_of(start), self._timeline.time_of(end)) for start, end in marks]
@@ -142,10 +149,14 @@ class Measurement:
             batches.append(ExecutionBatch(seq, case.stage, case.loop_count, ranges, case.rows, len(ids), 0, -1))
         return batches
 
-    def _shuffled(self, every: Iterable[int], repeats: int) -> list[int]:
-        order = list(every) * repeats
+    def _timed(self, batches: Sequence[ExecutionBatch], repeats: int, inflight: int) -> list[list[Sample]]:
+        """Samples of every batch, from one random order of all repeats."""
+        order = [at for at, batch in enumerate(batches) for _ in range(repeats if batch.loop_count else SMALL_REPEATS * repeats)]
         self._rng.shuffle(order)
-        return order
+        samples: list[list[Sample]] = [[] for _ in batches]
+        for at, sample in self._launch(order, batches, inflight):
+            samples[at].append(sample)
+        return samples
 
     def _launch(self, order: Iterable[int], batches: Sequence[ExecutionBatch], inflight: int) -> Iterator[tuple[int, Sample]]:
         """Launch `batches` in `order`, up to `inflight` before the oldest is collected, and say what each took."""
@@ -164,53 +175,22 @@ class Measurement:
             return at, Sample(made_ns - asked_ns, done_ns - made_ns, finished_ns - started_ns, was_queued)
 
         for at in order:
-            if self._is_stopped():
+            if self.is_stopped():
                 raise KeyboardInterrupt
             asked_ns = now()
             runner.launch(batches[at], {})
             hosts.append((at, asked_ns, runner.launched[-1].start.made_ns, now()))
+            self._num_launches += 1
+            if self._num_launches % READ_EVERY == 0:
+                self._readings.append(self._sensors.read())
             if len(hosts) == inflight:
                 yield collect()
         while hosts:
             yield collect()
 
-    def _state_under_load(self, every: Iterable[int], batches: Sequence[ExecutionBatch]) -> DeviceState:
-        """Ask the driver while the cases go on running."""
-        query = start_query(self._session.device, "clocks.sm,temperature.gpu")
-        if query is None:
-            return DeviceState(None, None)
-        while query.poll() is None:
-            for _ in self._launch(self._shuffled(every, 1), batches, inflight=2):
-                if query.poll() is not None:
-                    break
-            self._drain()
-        answer = query_answer(query)
-        if len(answer) != 2 or not all(text.isdecimal() for text in answer):
-            return DeviceState(None, None)
-        return DeviceState(int(answer[0]), int(answer[1]))
 
-    def _drain(self) -> None:
-        self._session.synchronize()
-        while self._runner.launched:
-            self._runner.collect()
-
-
-def start_query(device: torch.device, fields: str) -> "subprocess.Popen[str] | None":
-    """`nvidia-smi` asked for `fields` of `device`, running; None without a GPU or the program."""
-    if device.type != "cuda":
-        return None
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    command = ["nvidia-smi", "-i", f"GPU-{uuid.removeprefix('GPU-')}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    except OSError:
-        return None
-
-
-def query_answer(query: "subprocess.Popen[str]") -> list[str]:
-    """What a query printed, field by field; empty when it failed."""
-    text, _ = query.communicate()
-    return [field.strip() for field in text.split(",")] if query.returncode == 0 else []
+def _company(case: Case) -> int:
+    return (case.rows > LIGHT_ROWS) + (case.rows > MIDDLE_ROWS)
 
 
 def _summary(row: ProfileRow, busy: Sequence[Sample], idle: Sequence[Sample]) -> ProfileRow:
