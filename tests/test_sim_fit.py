@@ -155,7 +155,7 @@ def test_a_profile_that_cannot_be_fitted_is_refused_in_one_sentence(
 def test_a_profile_without_a_stage_is_refused(tmp_path: Path, profile: Path) -> None:
     lines = profile.read_text().splitlines()
     kept = [line for line in lines if ",CODA," not in line]
-    kept[-1] = f"# complete: {len([line for line in kept if not line.startswith('#')]) - 1} cases"
+    kept[-1] = f"# complete: {len([line for line in kept if not line.startswith('#')]) - 1} lines"
     (tmp_path / "wrong.csv").write_text("\n".join(kept) + "\n")
     with pytest.raises(InputError, match="no device time of a CODA batch"):
         fit_file(tmp_path / "wrong.csv", tmp_path / "model.json")
