@@ -19,6 +19,7 @@ from executor.model.forward import LoopedModel
 from executor.model.weights import Weights, random_weights, weight_bytes
 from executor.pools import Pools, blocks_that_fit
 from executor.programs import Programs
+from executor.source import kernel_sha256
 from policies.config import RunConfig, locate
 from policies.core.errors import InputError
 from policies.core.limit import DeviceFacts
@@ -123,6 +124,7 @@ class Session:
             "weights": str(self.checkpoint) if self.checkpoint else f"random, seed {self.seed}",
             "dtype": str(self.dtype).removeprefix("torch."),
             "cuda_graphs": self.uses_graphs,
+            "kernel_sha256": kernel_sha256(),
         }
 
     def _load(self, stored: ModelShape) -> Weights:

@@ -17,6 +17,7 @@ import executor.run  # noqa: E402
 import executor.sweep  # noqa: E402
 from executor.diagnose import diagnose  # noqa: E402
 from executor.session import Session, tokens_sha256  # noqa: E402
+from executor.source import kernel_sha256  # noqa: E402
 from executor.sweep import run_grid  # noqa: E402
 from policies.core.errors import InputError  # noqa: E402
 from policies.core.model import OURO_TINY  # noqa: E402
@@ -94,6 +95,7 @@ def test_the_run_directory_is_the_simulators(tmp_path: Path) -> None:
     assert load_run(done[0]).summary == done[1]
     assert done[1]["output_token_sha256"] == tokens_sha256(done[2])
     assert done[1]["weights"] == "random, seed 0"
+    assert done[1]["kernel_sha256"] == kernel_sha256()
     assert (done[1]["world"], done[1]["device"], done[1]["dtype"], done[1]["cuda_graphs"]) == ("executor", "cpu", "float32", False)
 
 
