@@ -98,7 +98,10 @@ class Session:
                 self.device,
             )
             max_rows = max(config.scheduler.max_num_batched_tokens for config in configs)
-            self.programs = Programs(self.model, self.pools, max_rows, num_rings, first.sampling, self.uses_graphs, after_loop)
+            inflight = max(config.scheduler.inflight for config in configs)
+            self.programs = Programs(
+                self.model, self.pools, max_rows, num_rings, inflight, first.sampling, self.uses_graphs, after_loop
+            )
         except torch.OutOfMemoryError as error:
             found = str(error).split(". Of the allocated")[0]
             knobs = "cache.num_blocks, scheduler.max_num_seqs or scheduler.max_num_batched_tokens"

@@ -56,7 +56,7 @@ def assert_equal(outcome: Outcome) -> None:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of the executor on this CPU: every policy, one and two batches in flight, every kind of loop."""
+    """Runs of the executor on this CPU: every policy, one, two and four batches in flight, every kind of loop."""
     torch = pytest.importorskip("torch", reason="the executor's runs need torch")
     from executor.run import execute
     from executor.session import Session
@@ -65,7 +65,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("executed")
     names, configs = [], []
     for policy in POLICIES:
-        for inflight in (1, 2):
+        for inflight in (1, 2, 4):
             for loop, arrival in LOOPS.items():
                 names.append(f"{policy}-{inflight}-{loop}")
                 raw = config_of(policy, inflight, workload=arrival)
@@ -75,7 +75,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("inflight", [1, 2])
+@pytest.mark.parametrize("inflight", [1, 2, 4])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_batch_of_an_executor_run_is_decided_again_from_its_measured_times(
     executed: dict[str, Path], policy: str, inflight: int, loop: str
@@ -84,7 +84,7 @@ def test_every_batch_of_an_executor_run_is_decided_again_from_its_measured_times
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("inflight", [1, 2])
+@pytest.mark.parametrize("inflight", [1, 2, 4])
 @pytest.mark.parametrize("device", ["h200", "a100-seed"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_batch_of_a_simulated_run_is_decided_again(
@@ -114,7 +114,7 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
         "policy": {"name": policy, **options},
         "scheduler": {
             "max_num_seqs": draw.randint(1, 5), "max_num_batched_tokens": 16 if chunk else draw.choice([3, 64]),
-            "prefill_chunk_size": chunk, "inflight": draw.choice([1, 2]), "decode": draw.choice(["refill", "no_refill"]),
+            "prefill_chunk_size": chunk, "inflight": draw.choice([1, 2, 4, 8]), "decode": draw.choice(["refill", "no_refill"]),
             "admission": draw.choice(["fcfs", "priority"]), "admission_scan_limit": draw.randint(1, 4),
             "max_admission_bypasses": draw.randint(0, 2), "min_coda_batch_size": draw.randint(1, 3),
             "max_prefill_batches_before_decode": draw.randint(1, 3),
