@@ -47,7 +47,7 @@ class Fingerprints:
             self._hidden.setdefault(item.request_id, []).append(checksum(state))
 
     def collected(self, launched: Launched, stops: frozenset[int]) -> None:
-        """Fingerprint the K/V of the requests that end, while their blocks are still theirs; forget states behind surplus tokens."""
+        """Fingerprint the K/V of the requests that end, while their blocks are theirs; forget states behind surplus tokens."""
         assert self._runner is not None
         for item in launched.batch.ranges:
             if item.request_id in stops:
