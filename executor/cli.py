@@ -20,7 +20,10 @@ def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="executor", description="Run scheduling policies with real kernels.")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="run|sweep|diagnose|preserve|profile|bench|trace|peer-bench", parser_class=OneLineParser
+        dest="command",
+        required=True,
+        metavar="run|sweep|diagnose|preserve|profile|bench|trace|peer-bench",
+        parser_class=OneLineParser,
     )
     run = commands.add_parser("run", help="one run")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
