@@ -46,7 +46,7 @@ class Setup:
         return Scale(self.max_rows, self.max_context, self.max_requests, self.chunks, pool_tokens)
 
 
-GPU = Setup(2048, 16384, 32, (16, 32, 64, 128, 512), (Repeats(busy=4, idle=1),) * 5, num_rings=128)
+GPU = Setup(2048, 16384, 64, (16, 32, 64, 128, 512), (Repeats(busy=4, idle=1),) * 5, num_rings=128)
 CPU = Setup(64, 256, 4, (8, 16, 32), (Repeats(busy=3, idle=1),), num_rings=16)
 NUM_SAMPLED = 330
 QUICK_PART = 5
