@@ -17,7 +17,7 @@ from executor.profiling.cases import Case, Scale, component_cases
 from executor.profiling.engine_runs import run_mixes, time_run
 from executor.profiling.measure import Measurement, Repeats
 from executor.profiling.sensors import Sensors
-from executor.profiling.serving import all_mixes, sampled_cases
+from executor.profiling.serving import INFLIGHT, all_mixes, sampled_cases
 from executor.programs import BUCKETS
 from executor.run import few_collections, versions
 from executor.session import PlannedRun, Session, plan_runs
@@ -185,6 +185,7 @@ def _room(model: str, seed: int, setup: Setup) -> RunConfig:
             "max_num_seqs": setup.num_rings,
             "max_num_batched_tokens": setup.max_rows,
             "prefill_chunk_size": setup.chunks[-1],
+            "inflight": INFLIGHT,
         },
         "workload": {"kind": "synthetic", "num_requests": 1, "prompt_tokens": setup.max_context, "output_tokens": 16},
         "seed": seed,

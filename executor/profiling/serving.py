@@ -30,6 +30,8 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("wcpb staging apart", {"name": "wcpb", "fuse_prelude": False}),
 )
 WORKLOADS = ("serving", "long", "chat")
+INFLIGHT = 4
+"""Batches in flight, as the serving configs have it: the device then hardly ever waits for the host."""
 NATIVE_CONTEXT = 16384
 """Lengths below are for this context; a smaller `Scale` shrinks them in proportion."""
 SHARES = {
@@ -44,7 +46,9 @@ SHARES = {
 """Of the sampled batches, by stage and whether they hold prompt rows."""
 
 
-def mix(model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: int, num_requests: int) -> RunConfig:
+def mix(
+    model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: int, num_requests: int, inflight: int = INFLIGHT
+) -> RunConfig:
     """A run of `num_requests` requests of `workload`: the seed's serving profile, its long prompts, or chat-like lengths."""
 
     def tokens(count: int) -> int:
@@ -72,6 +76,7 @@ def mix(model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: 
             "max_num_seqs": many if is_chat else few,
             "max_num_batched_tokens": scale.max_rows if is_chat else scale.max_rows // 2,
             "prefill_chunk_size": chunk,
+            "inflight": inflight,
         },
         "workload": {"kind": "synthetic", "num_requests": num_requests, **lengths[workload]},
         "seed": seed,
