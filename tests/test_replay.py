@@ -107,21 +107,21 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
     policy = draw.choice(list(POLICIES))
     options = {"mix_decode": draw.random() < 0.5, "fuse_prelude": draw.random() < 0.5} if policy == "wcpb" else {}
     concurrency, max_context = draw.choice([None, 1, 2, 4]), draw.choice([None, 60])
-    chunk = draw.choice([4, 16, None])
+    chunk, inflight = draw.choice([4, 16, None]), draw.choice([1, 2, 2, 4, 8])
     raw = {
         "model": draw.choice(["ouro-tiny", "ouro-1.4b"]),
         "device": draw.choice(["a100-seed", "h200", "roofline:l4"]),
         "policy": {"name": policy, **options},
         "scheduler": {
             "max_num_seqs": draw.randint(1, 5), "max_num_batched_tokens": 16 if chunk else draw.choice([3, 64]),
-            "prefill_chunk_size": chunk, "inflight": draw.choice([1, 2, 4, 8]), "decode": draw.choice(["refill", "no_refill"]),
+            "prefill_chunk_size": chunk, "inflight": inflight, "decode": draw.choice(["refill", "no_refill"]),
             "admission": draw.choice(["fcfs", "priority"]), "admission_scan_limit": draw.randint(1, 4),
             "max_admission_bypasses": draw.randint(0, 2), "min_coda_batch_size": draw.randint(1, 3),
             "max_prefill_batches_before_decode": draw.randint(1, 3),
         },
         "cache": {"block_size": 16, "num_blocks": draw.choice([20, 28, 60, None])},
         "workload": {"kind": "trace", "path": "t.csv", "concurrency": concurrency, "max_context": max_context},
-        "exit": draw.choice([{}, {"mode": "trace"}, {"mode": "trace", "min_loops": 2, "max_loops": 3}]),
+        "exit": draw.choice([{}, {"mode": "trace"}, {"mode": "trace", "min_loops": 2, "max_loops": 3}]) if inflight <= 2 else {},
     }  # fmt: skip
     path = simulated(tmp_path / "run", raw)
     outcome = replay(path)

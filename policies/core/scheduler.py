@@ -8,7 +8,7 @@ from collections import deque
 
 from policies.core.admission import AdmissionQueue
 from policies.core.batch import Allocation, ExecutionBatch, ScheduledRange, Selection, Stage
-from policies.core.errors import InvariantError, SelectionError, StuckError
+from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
 from policies.core.events import Completion
 from policies.core.exits import ExitSettings
 from policies.core.frontier import PromptProgress
@@ -44,6 +44,11 @@ class Scheduler:
         self.settings = settings
         self.num_loops = model.num_loops
         self.exits = exits.rule(model.num_loops)
+        if self.exits.has_decisions and settings.inflight > 2:
+            raise InputError(
+                f"scheduler.inflight: {settings.inflight} with early exits, expected 1 or 2: a third batch could already hold the "
+                "successor of a token that has left"
+            )
         self.max_context_tokens = model.max_context_tokens
         self.blocks = BlockLedger(cache.num_blocks, cache.block_size, model.num_loops if cache.layout == "last_exited" else 1)
         self.rings = RingLedger(settings.max_num_seqs, policy.resident_chunks(model.num_loops))
