@@ -30,8 +30,11 @@ def main(arguments: Sequence[str]) -> int:
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
     run.set_defaults(action=_run)
     sweep = commands.add_parser("sweep", help="a grid of runs on one loaded model, one after another, resumable")
-    sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
+    sweep.add_argument("config", type=Path, nargs="+", metavar="SWEEP.yaml")
     sweep.add_argument("--no-plots", action="store_true", help="draw no comparison of the cells")
+    sweep.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="run the whole grid N times, so that figures have a spread"
+    )
     sweep.set_defaults(action=_sweep)
     diagnose = commands.add_parser("diagnose", help="compare hidden states and tokens of two policies, bit for bit, depth by depth")
     diagnose.add_argument("config", type=Path, metavar="CONFIG.yaml")
@@ -102,14 +105,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    grid = load_grid(options.config, options.set)
+    grid = [cell for path in options.config for cell in load_grid(path, options.set)]
+    if options.repeats < 1:
+        raise InputError(f"--repeats: {options.repeats}, expected at least 1")
     _need_torch()
     from executor.sweep import run_grid
     from results.sweep import write_sweep
     from results.table import print_table
 
-    out = options.out or Path("results/runs") / f"gpu-{options.config.stem}"
-    cells = run_grid(grid, options.device, out, use_graphs=not options.no_graphs, audit=options.audit)
+    out = options.out or Path("results/runs") / f"gpu-{options.config[0].stem}"
+    cells = run_grid(grid, options.device, out, repeats=options.repeats, use_graphs=not options.no_graphs, audit=options.audit)
     print_table([summary for _, _, summary in cells])
     files = write_sweep(cells, out, plots=not options.no_plots)
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
