@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from executor.kernels.meta import MetaLayout
 from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS
 from executor.profiling.cases import Case, Scale, component_cases
 from executor.profiling.engine_runs import run_mixes, time_run
@@ -137,6 +138,7 @@ def profile_header(session: Session, mode: str, seed: int) -> dict[str, str]:
     """The header of a profile made now on `session`."""
     found = versions()
     facts = session.facts_for_summary()
+    layout = MetaLayout.for_rows(1)
     values = {
         "schema": SCHEMA,
         "mode": mode,
@@ -159,6 +161,8 @@ def profile_header(session: Session, mode: str, seed: int) -> dict[str, str]:
         "tile_keys": str(TILE_KEYS),
         "split_keys": str(SPLIT_KEYS),
         "attention_slots": str(session.model.ops.attention_slots),
+        "attention_partials": str(layout.max_partials),
+        "attention_spare_items": str(layout.max_items - layout.max_rows),
     }
     return {key: values[key] for key in HEADER_KEYS}
 
