@@ -1,7 +1,7 @@
 """The real world's side of the engine: the wall clock, arrivals as they come due, and a device that runs batches in order.
 
-Drives the same generator as the simulator. With several batches in flight the host plans the next ones while the device runs the
-first; it waits for the device only when the engine waits.
+Drives the same generator as the simulator. With two batches in flight the host plans batch n+1 while the device runs batch n; it
+waits for the device only when the engine waits.
 """
 
 import time
@@ -124,10 +124,7 @@ class DeviceBackend:
         if batch.stage is Stage.CODA:
             assert launched.tokens is not None
             for item, token in zip(batch.ranges, launched.tokens.tolist(), strict=True):
-                if item.request_id in self._runner.requests:  # else it had ended: surplus
-                    self.tokens.setdefault(item.request_id, []).append(token)
-        for request_id in stops:
-            self._runner.forget(request_id)
+                self.tokens.setdefault(item.request_id, []).append(token)
         select_ns, host_ns = self._host_ns.pop(batch.seq)
         limit_ns = int(sum(self._roofline.parts(batch))) if self._roofline else 0
         return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns)

@@ -40,7 +40,8 @@ class BatchPacker:
         """
         if batch.loop_count:
             return self._pack_depths(host, batch, requests)
-        host.row_fields[2:] = -1
+        for field in (host.token_ids, host.sampled_rows, host.source_rows, host.target_rows):
+            field.fill(-1)
         if batch.stage is Stage.PREFILLING_PRELUDE:
             self._pack_staging(host, batch, requests)
         else:

@@ -57,6 +57,8 @@ class Runner:
 
     def launch(self, batch: ExecutionBatch, prompts: Mapping[int, np.ndarray]) -> None:
         """Hand `batch` to the device. `prompts` has the prompts of the requests that it admits."""
+        for request_id in batch.handover.released:
+            self.requests.pop(request_id, None)
         for allocation in batch.allocations:
             prompt = prompts[allocation.request_id]
             self.requests[allocation.request_id] = RunningRequest(
@@ -92,7 +94,3 @@ class Runner:
     def padded_row_fraction(self) -> float:
         """Of all rows that the device ran, the part that was padding up to a bucket."""
         return 1 - self._rows / self._padded_rows if self._padded_rows else 0.0
-
-    def forget(self, request_id: int) -> None:
-        """A request has ended; what it held may be given to another."""
-        del self.requests[request_id]

@@ -19,7 +19,6 @@ from executor.model.forward import LoopedModel
 from executor.model.weights import Weights, random_weights, weight_bytes
 from executor.pools import Pools, blocks_that_fit
 from executor.programs import Programs
-from executor.source import kernel_sha256
 from policies.config import RunConfig, locate
 from policies.core.errors import InputError
 from policies.core.limit import DeviceFacts
@@ -29,6 +28,7 @@ from policies.devices import device_facts, facts_of_card
 from workloads.spec import WorkloadSpec, parse_workload
 from workloads.workload import Workload, load_workload
 
+AVAILABLE_CACHE = {"prefix_caching": False, "allocation": "full", "preemption": "off"}
 MAX_PARTIALS = 8192
 """Rows of the attention workspace; see `executor.kernels.worklist`."""
 
@@ -98,10 +98,7 @@ class Session:
                 self.device,
             )
             max_rows = max(config.scheduler.max_num_batched_tokens for config in configs)
-            inflight = max(config.scheduler.inflight for config in configs)
-            self.programs = Programs(
-                self.model, self.pools, max_rows, num_rings, inflight, first.sampling, self.uses_graphs, after_loop
-            )
+            self.programs = Programs(self.model, self.pools, max_rows, num_rings, first.sampling, self.uses_graphs, after_loop)
         except torch.OutOfMemoryError as error:
             found = str(error).split(". Of the allocated")[0]
             knobs = "cache.num_blocks, scheduler.max_num_seqs or scheduler.max_num_batched_tokens"
@@ -127,7 +124,6 @@ class Session:
             "weights": str(self.checkpoint) if self.checkpoint else f"random, seed {self.seed}",
             "dtype": str(self.dtype).removeprefix("torch."),
             "cuda_graphs": self.uses_graphs,
-            "kernel_sha256": kernel_sha256(),
         }
 
     def _load(self, stored: ModelShape) -> Weights:
@@ -166,6 +162,9 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRu
         config.exit.rule(shape.num_loops)
         if config.exit.mode != "fixed":
             raise InputError(f"{config.where}: exit.mode: {config.exit.mode} is not available in the executor yet, expected fixed")
+        for name, available in AVAILABLE_CACHE.items():
+            if getattr(config.cache, name) != available:
+                raise InputError(f"{config.where}: cache.{name}: the executor knows {available} only, yet")
         spec = parse_workload(config.workload, config.where)
         if spec not in workloads:
             workloads[spec] = load_workload(spec, config.seed, config.base_dir)

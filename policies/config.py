@@ -28,11 +28,9 @@ from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
 
 T = TypeVar("T")
-AVAILABLE_CACHE = {"prefix_caching": False, "allocation": "full", "preemption": "off"}
+AVAILABLE_CACHE = {"prefix_caching": False}
 LARGEST = 100_000_000
 """Above any pool or budget that a device could have: a larger number is a typing mistake."""
-MAX_INFLIGHT = 8
-"""Two decode steps of PRELUDE, RECURRENT and CODA and some; beyond it a deeper queue only makes decisions older."""
 SECTIONS = ("model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed")
 
 
@@ -270,8 +268,6 @@ def _check_scheduler(scheduler: SchedulerSettings, where: str) -> None:
     positive = ("max_num_seqs", "max_num_batched_tokens", "admission_scan_limit", "max_prefill_batches_before_decode")
     for name in (*positive, "min_coda_batch_size"):
         _at_least(getattr(scheduler, name), 1, where, f"scheduler.{name}")
-    if not 1 <= scheduler.inflight <= MAX_INFLIGHT:
-        raise InputError(f"{where}: scheduler.inflight: {scheduler.inflight}, expected 1 to {MAX_INFLIGHT}")
     _at_least(scheduler.max_admission_bypasses, 0, where, "scheduler.max_admission_bypasses")
     if scheduler.prefill_chunk_size is not None:
         _at_least(scheduler.prefill_chunk_size, 1, where, "scheduler.prefill_chunk_size")
@@ -288,6 +284,10 @@ def _check_cache(cache: CacheSettings, where: str) -> None:
         _at_least(cache.num_blocks, 1, where, "cache.num_blocks")
         if cache.num_blocks > LARGEST:
             raise InputError(f"{where}: cache.num_blocks: {cache.num_blocks}, expected at most {LARGEST}")
+    if not 0 <= cache.watermark < 1:
+        raise InputError(f"{where}: cache.watermark: {cache.watermark}, expected a fraction of the pool, at least 0 and below 1")
+    if cache.swap_blocks is not None:
+        _at_least(cache.swap_blocks, 0, where, "cache.swap_blocks")
     for name, available in AVAILABLE_CACHE.items():
         value = getattr(cache, name)
         if value != available:

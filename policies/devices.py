@@ -29,6 +29,7 @@ def device_facts(name: str) -> DeviceFacts:
         1e12 * entry["peak_tflop_per_s"],
         int(1e9 * entry["memory_gb"]),
         entry["source"],
+        1e9 * entry["host_gb_per_s"],
     )
 
 

@@ -13,7 +13,6 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
                                   queue_ms; tpot_ms, e2e_ms and the throughputs are of finished requests alone
     gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
     tokens_by_loops, loops_saved  decoded tokens (all but first ones) by the loops they ran, and the loops they did not run
-    select_us, prepare_us         host time of a batch: choosing it; packing and launching it
     limit_fraction                sum of physical limits / sum of device times; None when the backend told no limit
 
 Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value at rank 0.99 x (n - 1), interpolated between
@@ -42,18 +41,26 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What only the scheduler knows at the end: high-water marks, rows run for requests that had already ended or tokens that had
-    already left the loop, and decoded tokens by the loops they ran (index 0 is not used)."""
+    """What only the scheduler knows at the end.
+
+    High-water marks; rows run for requests that had already ended or tokens that had already left the loop; decoded tokens by the
+    loops they ran (index 0 is not used); bytes moved to and from host memory for requests that gave way.
+    """
 
     kv_blocks: int = 0
     hidden_rows: int = 0
     surplus_rows: int = 0
     tokens_by_loops: tuple[int, ...] = ()
+    swapped_bytes: int = 0
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> "Peaks":
         return cls(
-            scheduler.blocks.peak_used_blocks, scheduler.peak_hidden_rows, scheduler.surplus_rows, tuple(scheduler.tokens_by_loops)
+            scheduler.blocks.peak_used_blocks,
+            scheduler.peak_hidden_rows,
+            scheduler.surplus_rows,
+            tuple(scheduler.tokens_by_loops),
+            scheduler.residents.swapped_bytes,
         )
 
 
@@ -93,9 +100,7 @@ def summarize(
         [record.first_scheduled_ns - record.request.arrival_ns for record in records if record.first_scheduled_ns is not None],
         dtype=np.int64,
     )
-    select_us, prepare_us = (
-        distribution(np.frombuffer(samples, dtype=np.int64), 1e3) for samples in (totals.select_ns, totals.host_ns)
-    )
+    select_us = distribution(np.frombuffer(totals.select_ns, dtype=np.int64), 1e3)
     summary: dict[str, Any] = {
         **identity.as_summary(),
         "status": status,
@@ -132,8 +137,8 @@ def summarize(
         "tokens_by_loops": {str(loops): count for loops, count in enumerate(peaks.tokens_by_loops) if count},
         "loops_saved": sum((len(peaks.tokens_by_loops) - 1 - loops) * count for loops, count in enumerate(peaks.tokens_by_loops)),
         "preemptions": sum(record.preemptions for record in records),
+        "swapped_bytes": peaks.swapped_bytes,
         "select_us": {"mean": select_us["mean"], "p99": select_us["p99"]},
-        "prepare_us": {"mean": prepare_us["mean"], "p99": prepare_us["p99"]},
         "notes": notes,
     }
     for key, value in (extra or {}).items():

@@ -89,7 +89,7 @@ class SimBackend:
 
     def _submit(self, batch: ExecutionBatch) -> Generator[simpy.Event, Any, Tick]:
         env = self._env
-        prediction = self._latency.predict(batch)
+        prediction = self._latency.times(batch)
         prepared_ns = max(self._free_ns, int(env.now)) + prediction.select_ns + prediction.prepare_ns
         launched_ns = prepared_ns + prediction.launch_ns
         if launched_ns > env.now:

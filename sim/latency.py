@@ -80,4 +80,14 @@ class LatencyModel(ABC):
 
     @abstractmethod
     def predict(self, batch: ExecutionBatch) -> Prediction:
-        """The times of `batch`; deterministic."""
+        """The times of `batch` without its transfers to and from host memory; deterministic."""
+
+    def times(self, batch: ExecutionBatch) -> Prediction:
+        """All times of `batch`: its rows wait for its transfers, which take the device's host bandwidth as `copies`."""
+        prediction = self.predict(batch)
+        if not batch.handover.swapped_bytes:
+            return prediction
+        transfer_ns = self.facts.transfer_ns(batch.handover.swapped_bytes)
+        components = list(prediction.components_ns)
+        components[COMPONENTS.index("copies")] += transfer_ns
+        return prediction._replace(components_ns=tuple(components), limit_ns=prediction.limit_ns + transfer_ns)

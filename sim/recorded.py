@@ -26,8 +26,8 @@ from workloads.spec import PresetSpec, TraceSpec, WorkloadSpec, parse_workload
 
 Fields = Mapping[str, str]
 BATCH_TIMES = ("submitted_ns", "started_ns", "finished_ns", "collected_ns")
-LATER_COLUMNS = ("exits",)
-"""Columns that runs recorded before there was early exit do not have."""
+LATER_COLUMNS = ("exits", "grown", "preempted", "resumed")
+"""Columns that runs recorded before there was early exit, or pressure on the KV pool, do not have."""
 
 
 class LoggedArrivals(Arrivals):

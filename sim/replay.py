@@ -31,7 +31,20 @@ from policies.core.scheduler import Scheduler
 from results.rundir import BATCHES, request_row
 from sim.recorded import Fields, LoggedArrivals, LoggedBatch, RecordedRun
 
-DECISIONS = ("seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "ranges", "after_seq", "allocated")
+DECISIONS = (
+    "seq",
+    "stage",
+    "loop_count",
+    "num_requests",
+    "rows",
+    "submitted_ns",
+    "ranges",
+    "after_seq",
+    "allocated",
+    "grown",
+    "preempted",
+    "resumed",
+)
 """Columns of `batches.csv` that the scheduler decides; the others are measured or predicted by a backend."""
 SimProcess = Generator[simpy.Event, Any, None]
 Observer = Callable[[LoggedBatch, ExecutionBatch], None]

@@ -35,7 +35,8 @@ class Rules:
 
     `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, so the time of every chance to form a batch
     is known. `outputs` is the oracle of the run; without it any number of tokens up to `max_tokens` may end a request. With early
-    exit tokens may leave after `min_loops` (None: they never decide to) and must after `max_loops` (None: all loops).
+    exit tokens may leave after `min_loops` (None: they never decide to) and must after `max_loops` (None: all loops). `grows` is
+    incremental allocation; `watermark_groups` and `swap_groups` count groups.
     """
 
     num_loops: int
@@ -55,11 +56,20 @@ class Rules:
     outputs: Mapping[int, int] | None = None
     min_loops: int | None = None
     max_loops: int | None = None
+    grows: bool = False
+    preemption: str = "off"
+    watermark_groups: int = 0
+    swap_groups: int | None = None
 
     @property
     def last_loop(self) -> int:
         """Loops after which every decoded token leaves at the latest."""
         return self.max_loops or self.num_loops
+
+    @property
+    def is_under_pressure(self) -> bool:
+        """Requests may have to wait for blocks, or give way, while they run."""
+        return self.grows or self.preemption != "off"
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,9 @@ class Batch:
     ranges: tuple[Range, ...]
     allocated: Mapping[int, tuple[int, ...]]
     exits: frozenset[int]
+    grown: Mapping[int, tuple[int, ...]]
+    preempted: Mapping[int, tuple[int, ...] | None]
+    resumed: Mapping[int, tuple[int, int]]
 
 
 @dataclass(eq=False)
@@ -108,6 +121,7 @@ class Track:
     finished_ns: int | None
     reason: str
     token_ns: tuple[int, ...]
+    preemptions: int
     staged: int = 0
     done: list[int] = field(default_factory=list)
     expects: str = "PROMPT"
@@ -118,12 +132,21 @@ class Track:
     groups: tuple[int, ...] = ()
     is_ended: bool = False
     delivered: int = 0
+    kept: int = 0
+    times_preempted: int = 0
+    is_parked: bool = False
+    swapped: int = 0
     bypasses: int = 0
     surplus_until: int = -1
 
     @property
     def queue_order(self) -> tuple[int, int]:
         return (self.arrival_ns, self.request_id)
+
+    @property
+    def prompt_end(self) -> int:
+        """End of what it runs as its prompt: the tokens it kept when it gave way follow the prompt proper."""
+        return self.prompt_tokens + self.kept
 
     @property
     def is_ready(self) -> bool:
@@ -141,19 +164,36 @@ def _batch(row: Mapping[str, str]) -> Batch:
     for item in row["ranges"].split(" "):
         request_id, stage, depth, start, count = item.split(":")
         ranges.append(Range(int(request_id), stage, int(depth), int(start), int(count)))
-    allocated = {}
-    for item in row["allocated"].split():
-        request_id, runs = item.split(":")
-        groups: list[int] = []
-        for run in runs.split("+"):
-            first, _, last = run.partition("-")
-            groups.extend(range(int(first), int(last or first) + 1))
-        allocated[int(request_id)] = tuple(groups)
+    preempted: dict[int, tuple[int, ...] | None] = {}
+    for item in row["preempted"].split():
+        request_id, kind, *copied = item.split(":")
+        if kind not in ("swap", "recompute"):
+            raise Broken(0, f"request {request_id} gives way by {kind}")
+        preempted[int(request_id)] = _groups(copied[0]) if kind == "swap" else None
+    resumed = {}
+    for item in row["resumed"].split():
+        request_id, kept, swapped = item.split(":")
+        resumed[int(request_id)] = (int(kept), int(swapped))
     return Batch(
         int(row["seq"]), row["stage"], int(row["loop_count"]), int(row["num_requests"]), int(row["rows"]), int(row["submitted_ns"]),
         int(row["started_ns"]), int(row["finished_ns"]), int(row["select_ns"]) + int(row["host_ns"]), int(row["collected_ns"]),
-        int(row["after_seq"]), tuple(ranges), allocated, frozenset(map(int, row["exits"].split())),
+        int(row["after_seq"]), tuple(ranges), _groups_by_request(row["allocated"]), frozenset(map(int, row["exits"].split())),
+        _groups_by_request(row["grown"]), preempted, resumed,
     )  # fmt: skip
+
+
+def _groups_by_request(text: str) -> dict[int, tuple[int, ...]]:
+    items = [item.split(":") for item in text.split()]
+    return {int(request_id): _groups(runs) for request_id, runs in items}
+
+
+def _groups(runs: str) -> tuple[int, ...]:
+    """`4-6+2` is (4, 5, 6, 2)."""
+    groups: list[int] = []
+    for run in filter(None, runs.split("+")):
+        first, _, last = run.partition("-")
+        groups.extend(range(int(first), int(last or first) + 1))
+    return tuple(groups)
 
 
 def parse_requests(text: str) -> dict[int, Track]:
@@ -163,7 +203,7 @@ def parse_requests(text: str) -> dict[int, Track]:
         track = Track(
             int(row["request_id"]), int(row["arrival_ns"]), int(row["prompt_tokens"]), int(row["max_tokens"]), int(row["priority"]),
             row["status"], int(row["output_tokens"]), _optional(row["first_scheduled_ns"]), _optional(row["finished_ns"]),
-            row["reason"], tuple(map(int, row["token_ns"].split())),
+            row["reason"], tuple(map(int, row["token_ns"].split())), int(row["preemptions"]),
         )  # fmt: skip
         if track.request_id in tracks:
             raise Broken(7, f"request {track.request_id} has two lines")
@@ -196,6 +236,7 @@ class Replay:
         self._arriving = [track for track in reversed(tracks.values()) if track.status != "refused"]
         self._waiting: list[Track] = []
         self._hang_ups: list[tuple[int, int]] = []
+        self._swapped = 0
         self._clients_free = rules.concurrency if rules.concurrency is not None else len(tracks)
         for track in tracks.values():
             track.done = [0] * rules.num_loops
@@ -276,6 +317,8 @@ class Replay:
         self._check_idle(now_ns, batch, None)
         self._formed_seq = batch.seq
         self._arrive(batch.submitted_ns)
+        self._check_preemptions(batch)
+        self._check_growths(batch)
         self._check_admissions(batch)
         depths_run: set[tuple[int, int]] = set()
         for item in batch.ranges:
@@ -292,10 +335,12 @@ class Replay:
                 self._check_prompt(track, item, batch)
             else:
                 self._check_decode(track, item, batch)
+            if batch.loops and item.start + item.count > len(track.groups) * self.rules.block_size:
+                raise Broken(4, f"batch {batch.seq}: {item} writes beyond the {len(track.groups)} groups of its request")
         for item in batch.ranges:
             self._apply(self.tracks[item.request_id], item, batch)
         for track in {item.request_id: self.tracks[item.request_id] for item in batch.ranges}.values():
-            frontiers = [track.prompt_tokens, track.staged, *track.done]
+            frontiers = [track.prompt_end, track.staged, *track.done]
             if frontiers != sorted(frontiers, reverse=True):
                 raise Broken(1, f"request {track.request_id} after batch {batch.seq}: staged {track.staged}, depths {track.done}")
         return batch.submitted_ns + (batch.host_ns if self.rules.has_exact_times else 0)
@@ -306,8 +351,8 @@ class Replay:
         where = f"batch {batch.seq}, request {track.request_id}, tokens [{start}, {end}) at depth {item.depth}"
         if track.expects != "PROMPT":
             raise Broken(2, f"{where}: the prompt is done")
-        if end > track.prompt_tokens or start // chunk != (end - 1) // chunk:
-            raise Broken(2, f"{where}: leaves its chunk of {chunk} or the prompt of {track.prompt_tokens}")
+        if end > track.prompt_end or start // chunk != (end - 1) // chunk:
+            raise Broken(2, f"{where}: leaves its chunk of {chunk} or the prompt of {track.prompt_end}")
         if item.stage == "PREFILLING_PRELUDE":
             if start != track.staged:
                 raise Broken(2, f"{where}: staged are {track.staged} tokens")
@@ -345,8 +390,8 @@ class Replay:
             track.staged = max(track.staged, item.start + item.count)
             for at in range(item.depth, item.depth + loops):
                 track.done[at] += item.count
-            if track.done[-1] == track.prompt_tokens:
-                track.expects, track.position = "CODA", track.prompt_tokens - 1
+            if track.done[-1] == track.prompt_end:
+                track.expects, track.position = "CODA", track.prompt_end - 1
         elif item.stage == "CODA":
             track.coda_seqs.append(batch.seq)
             track.position += 1
@@ -413,7 +458,9 @@ class Replay:
         if self._formed_seq - self._collected_seq >= self.rules.inflight:
             return
         self._arrive(now_ns)
-        if any(track.is_ready for track in self._running.values()) or self._admissible():
+        if self.rules.is_under_pressure:
+            self._check_idle_under_pressure(now_ns, forms, collects)
+        elif any(track.is_ready for track in self._running.values()) or self._admissible():
             self._check_formed(forms, now_ns)
         elif self.rules.has_exact_times:
             until_ns = forms.submitted_ns if forms else collects.collected_ns if collects else None
@@ -424,6 +471,104 @@ class Replay:
                     return
             if forms:
                 raise Broken(9, f"batch {forms.seq} is formed at {forms.submitted_ns} ns, when nothing had happened")
+
+    def _check_idle_under_pressure(self, now_ns: int, forms: Batch | None, collects: Batch | None) -> None:
+        """Work may have to wait for blocks as long as a batch is in flight; with none, a batch is formed whenever anybody is there.
+
+        In flight or not, one is formed when all who run have the blocks they need and nobody can be made to give way.
+        """
+        if self._formed_seq > self._collected_seq:
+            ready = [track for track in self._running.values() if track.is_ready]
+            is_contested = self._by_priority_gives_way and bool(self._waiting)
+            if ready and not is_contested and sum(map(self._missing, ready)) <= self._free:
+                self._check_formed(forms, now_ns)
+        elif self._waiting or any(track.is_ready for track in self._running.values()):
+            self._check_formed(forms, now_ns)
+        elif self.rules.has_exact_times:
+            until_ns = forms.submitted_ns if forms else None
+            while (at_ns := self._next_ns()) is not None and (until_ns is None or at_ns <= until_ns):
+                self._arrive(at_ns)
+                if self._waiting:
+                    self._check_formed(forms, at_ns)
+                    return
+
+    @property
+    def _by_priority_gives_way(self) -> bool:
+        return self.rules.by_priority and self.rules.preemption != "off"
+
+    @property
+    def _free(self) -> int:
+        return self.rules.num_groups - sum(len(track.groups) for track in self._running.values())
+
+    def _rank(self, track: Track) -> tuple[int, int, int]:
+        return (track.priority if self.rules.by_priority else 0, *track.queue_order)
+
+    def _next_positions(self, track: Track) -> int:
+        """Positions that must have blocks before its next step."""
+        if track.expects == "PROMPT":
+            chunk = self.rules.chunk_tokens
+            return min((track.done[0] // chunk + 1) * chunk, track.prompt_end)
+        return track.position + 1 if track.expects == "PRELUDE" else 0
+
+    def _missing(self, track: Track) -> int:
+        if not self.rules.grows:
+            return 0
+        return max(0, -(-self._next_positions(track) // self.rules.block_size) - len(track.groups))
+
+    def _check_preemptions(self, batch: Batch) -> None:
+        """Who gives way is idle, ranks last, and does so for somebody who ranks before; what it holds is free afterwards."""
+        victims = [self.tracks[request_id] for request_id in batch.preempted]
+        idle = [track for track in self._running.values() if track.last_seq <= self._collected_seq and not track.is_ended]
+        for victim in victims:
+            who = f"batch {batch.seq}: request {victim.request_id}"
+            if victim not in idle or self.rules.preemption == "off":
+                raise Broken(4, f"{who} gives way and does not run, or is still in flight, or nobody may")
+            spared = [track for track in idle if track not in victims and track.request_id not in batch.grown]
+            if any(self._rank(track) > self._rank(victim) for track in spared):
+                raise Broken(4, f"{who} gives way, and one that ranks after it does not")
+            grown = any(self._rank(self.tracks[other]) < self._rank(victim) for other in batch.grown)
+            admitted = self.rules.by_priority and any(self.tracks[other].priority < victim.priority for other in batch.allocated)
+            if not grown and not admitted:
+                raise Broken(4, f"{who} gives way for nobody")
+        for victim in victims:
+            self._give_way(victim, batch.preempted[victim.request_id], batch)
+
+    def _give_way(self, track: Track, copied: tuple[int, ...] | None, batch: Batch) -> None:
+        who = f"batch {batch.seq}: request {track.request_id}"
+        if track.expects == "PROMPT":
+            chunk = self.rules.chunk_tokens
+            stored = track.staged = track.done[-1] // chunk * chunk
+            track.done = [stored] * self.rules.num_loops
+        else:
+            stored = track.position + (track.expects != "PRELUDE")
+        count = -(-stored // self.rules.block_size)
+        limit = self.rules.swap_groups
+        swaps = self.rules.preemption == "swap" and (limit is None or self._swapped + count <= limit)
+        if copied != (track.groups[:count] if swaps else None):
+            raise Broken(4, f"{who} swaps out {copied}, expected {track.groups[:count] if swaps else 'none'}")
+        if not swaps:
+            count = 0
+            track.kept, track.expects, track.position, track.depth = track.delivered, "PROMPT", 0, 0
+            track.staged, track.done = 0, [0] * self.rules.num_loops
+        track.groups, track.is_parked, track.swapped = (), True, count
+        track.times_preempted += 1
+        self._swapped += count
+        del self._running[track.request_id]
+        self._waiting.append(track)
+
+    def _check_growths(self, batch: Batch) -> None:
+        """A running request gets exactly what it lacks for its next step, of what is free."""
+        for request_id, groups in batch.grown.items():
+            track = self._running.get(request_id)
+            if track is None or not groups or len(groups) != self._missing(track):
+                raise Broken(4, f"batch {batch.seq}: request {request_id} grows by {groups} and does not need that")
+            self._take(track, groups)
+
+    def _take(self, track: Track, groups: tuple[int, ...]) -> None:
+        held = [group for other in self._running.values() for group in other.groups]
+        if len({*held, *groups}) != len(held) + len(groups) or not all(0 <= group < self.rules.num_groups for group in groups):
+            raise Broken(4, f"request {track.request_id} got a group of {groups} twice, one that is held, or one that is not there")
+        track.groups = (*track.groups, *groups)
 
     def _check_formed(self, batch: Batch | None, now_ns: int) -> None:
         if batch is None:
@@ -457,6 +602,7 @@ class Replay:
             self._clients_free += self.rules.concurrency is not None
             if track in self._waiting:
                 self._waiting.remove(track)
+                self._swapped -= track.swapped
             elif track.request_id not in self._running:
                 raise Broken(7, f"request {track.request_id} is cancelled at {at_ns} ns and neither waits nor runs")
             self._drop_ended()
@@ -464,14 +610,14 @@ class Replay:
     def _admissible(self) -> list[int]:
         """Requests that admission lets in now, one after another, by queue order, scan limit and bypass limits."""
         rules = self.rules
-        self._waiting.sort(key=lambda t: (t.priority if rules.by_priority else 0, t.queue_order))
-        free = rules.num_groups - sum(len(track.groups) for track in self._running.values())
+        self._waiting.sort(key=self._rank)
+        free = self._free
         queue, bypasses = list(self._waiting), {track.request_id: track.bypasses for track in self._waiting}
         taken: list[int] = []
         while len(self._running) + len(taken) < rules.max_num_seqs:
             overtaken: list[int] = []
             for track in queue[: rules.scan_limit]:
-                if self._groups(track) <= free:
+                if self._groups_to_start(track) <= free:
                     break
                 if bypasses[track.request_id] >= rules.max_bypasses:
                     return taken
@@ -480,32 +626,47 @@ class Replay:
                 return taken
             for request_id in overtaken:
                 bypasses[request_id] += 1
-            free -= self._groups(track)
+            free -= self._groups_to_start(track)
             taken.append(track.request_id)
             queue.remove(track)
         return taken
+
+    def _groups_to_start(self, track: Track) -> int:
+        """What a waiting request gets: all it can need, or enough for its first step and for what was swapped out."""
+        if not self.rules.grows:
+            return self._groups(track)
+        return max(self._missing(track), track.swapped)
 
     def _groups(self, track: Track) -> int:
         return -(-(track.prompt_tokens + track.max_tokens - 1) // self.rules.block_size)
 
     def _check_admissions(self, batch: Batch) -> None:
         """Invariant 4 for blocks, 5 for places, and the order of admission."""
-        expected = self._admissible()
+        self._waiting.sort(key=self._rank)
+        expected = list(batch.allocated) if self.rules.is_under_pressure else self._admissible()
         if list(batch.allocated) != expected:
             raise Broken(9, f"batch {batch.seq} admits {list(batch.allocated)}, by order, scan and bypass limits it is {expected}")
         for request_id, groups in batch.allocated.items():
             track = self.tracks[request_id]
+            if track not in self._waiting:
+                raise Broken(7, f"batch {batch.seq} admits request {request_id}, which does not wait")
             place = self._waiting.index(track)
+            if place >= self.rules.scan_limit or any(other.bypasses >= self.rules.max_bypasses for other in self._waiting[:place]):
+                raise Broken(9, f"batch {batch.seq} admits request {request_id} past {place} others")
             for overtaken in self._waiting[:place]:
                 overtaken.bypasses += 1
             del self._waiting[place]
-            if len(groups) != self._groups(track) or not all(0 <= group < self.rules.num_groups for group in groups):
-                raise Broken(4, f"request {request_id} needs {self._groups(track)} of {self.rules.num_groups} groups, got {groups}")
-            held = [group for other in self._running.values() for group in other.groups]
-            if len({*held, *groups}) != len(held) + len(groups):
-                raise Broken(4, f"request {request_id} got a group of {groups} twice or while another request holds it")
-            track.groups = groups
+            track.bypasses = 0
+            needed = self._groups_to_start(track)
+            reserve = self.rules.watermark_groups if self._running and self.rules.grows else 0
+            if len(groups) != needed or needed + reserve > self._free:
+                raise Broken(4, f"request {request_id} needs {needed} groups, {reserve} stay free of {self._free}, got {groups}")
+            self._take(track, groups)
             self._running[request_id] = track
+            if batch.resumed.get(request_id) != ((track.kept, track.swapped) if track.is_parked else None):
+                raise Broken(4, f"batch {batch.seq} resumes {request_id} with {batch.resumed.get(request_id)}")
+            self._swapped -= track.swapped
+            track.is_parked, track.swapped = False, 0
         if len(self._running) > self.rules.max_num_seqs:
             raise Broken(5, f"{len(self._running)} requests run at batch {batch.seq}, max_num_seqs is {self.rules.max_num_seqs}")
 
@@ -525,6 +686,8 @@ class Replay:
             if track.last_seq >= 0 or track.output_tokens or track.finished_ns is None or track.finished_ns < track.arrival_ns:
                 raise Broken(7, f"{who} was refused and ran, or has no end")
             return
+        if track.times_preempted != track.preemptions:
+            raise Broken(7, f"{who} gave way {track.times_preempted} times, told are {track.preemptions}")
         is_cancelled = track.status == "cancelled"
         if not (is_cancelled or track.status == "finished") or not track.is_ended or track.request_id in self._running:
             raise Broken(7, f"{who} is {track.status} with {track.output_tokens} tokens delivered")

@@ -4,7 +4,7 @@ A world is everything but the policy. `RandomWorld.run` drives the scheduler thr
 go through the log. A feature that joins the scheduler joins `draw_world`, and every property is tested with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -13,6 +13,7 @@ from toy_backend import Run, World, model_with, run
 
 from policies.atomic import Atomic
 from policies.core.batch import ExecutionBatch
+from policies.core.exits import ExitSettings
 from policies.core.policy import Policy
 from policies.core.request import Request
 from policies.core.settings import CacheSettings, SchedulerSettings
@@ -46,6 +47,8 @@ class RandomWorld:
     host_ns: int
     collect_delay_ns: int
     max_context_tokens: int
+    exits: ExitSettings
+    exit_seed: int
 
     def run(self, policy: Policy) -> Run:
         return run(
@@ -55,9 +58,13 @@ class RandomWorld:
             cache=self.cache,
             concurrency=self.concurrency,
             model=model_with(self.num_loops, self.max_context_tokens),
-            world=World(self.duration_ns, self.outputs, self.host_ns, self.collect_delay_ns),
+            world=World(self.duration_ns, self.outputs, self.host_ns, self.collect_delay_ns, self.exit_loops),
             patience_ns=self.patience_ns,
+            exits=self.exits,
         )
+
+    def exit_loops(self, request_id: int, position: int) -> int:
+        return 1 + (self.exit_seed + 7 * request_id + 3 * position) * 40503 % 65536 * self.num_loops // 65536
 
     def duration_ns(self, batch: ExecutionBatch) -> int:
         return self.durations_ns[batch.seq % len(self.durations_ns)]
@@ -79,6 +86,12 @@ class RandomWorld:
             max_bypasses=self.scheduler.max_admission_bypasses,
             concurrency=self.concurrency,
             outputs=self.outputs,
+            min_loops=None if self.exits.mode == "fixed" else self.exits.min_loops,
+            max_loops=self.exits.max_loops,
+            grows=self.cache.allocation == "incremental",
+            preemption=self.cache.preemption,
+            watermark_groups=int(self.cache.watermark * (self.cache.num_blocks // self.num_loops)),
+            swap_groups=None if self.cache.swap_blocks is None else self.cache.swap_blocks // self.num_loops,
         )
 
     def check(self, policy: Policy) -> tuple[Run, Replay]:
@@ -91,32 +104,37 @@ class RandomWorld:
 
 
 def draw_world(chance: Random) -> RandomWorld:
-    """Up to nine requests, a third of which are hung up on, in a pool from one group in each plane up."""
+    """Up to nine requests, a third of which are hung up on."""
     num_loops = chance.choice([4, 4, 4, 1, 2, 3, 5])
     requests, outputs, patience_ns, now_ns = [], {}, {}, 0
     ids = list(range(chance.randint(1, 9)))
     chance.shuffle(ids)
     for request_id in ids:
         now_ns += chance.choice([0, 0, 1, 7, 40, 300])
-        max_tokens = chance.randint(1, 6)
+        max_tokens = chance.randint(1, chance.choice([6, 16]))
         prompt_tokens = chance.randint(1, chance.choice([12, 48]))
         requests.append(Request(request_id, now_ns, prompt_tokens, max_tokens, chance.randint(0, 2)))
         outputs[request_id] = chance.randint(1, max_tokens)
         if chance.random() < 0.35:
             patience_ns[request_id] = chance.choice([0, chance.randint(0, 60), chance.randint(0, 600)])
     requests.sort(key=lambda request: (request.arrival_ns, request.request_id))
+    cache = draw_cache(chance, num_loops, requests)
+    min_loops, max_loops = sorted((chance.randint(1, num_loops), chance.randint(1, num_loops)))
+    may_exit = chance.random() < 0.4 and not cache.may_recompute
     return RandomWorld(
         requests=tuple(requests),
         outputs=outputs,
         patience_ns=patience_ns,
         scheduler=draw_scheduler(chance),
-        cache=draw_cache(chance, num_loops),
+        cache=cache,
         num_loops=num_loops,
         concurrency=chance.choice([None, None, 1, 2, 4]),
         durations_ns=tuple(chance.randint(0, 30) for _ in range(chance.randint(1, 7))),
         host_ns=chance.choice([0, 0, 5, 50]),
         collect_delay_ns=chance.choice([0, 0, 3]),
         max_context_tokens=chance.choice([65536, 65536, 40]),
+        exits=ExitSettings("trace", min_loops, max_loops) if may_exit else ExitSettings(),
+        exit_seed=chance.randint(0, 9),
     )
 
 
@@ -128,7 +146,7 @@ def draw_scheduler(chance: Random) -> SchedulerSettings:
         max_num_batched_tokens=budget,
         prefill_chunk_size=chance.choice([None, chance.randint(1, min(budget, 6)), chance.randint(1, budget)]),
         decode=chance.choice(["refill", "no_refill"]),
-        inflight=chance.choice([1, 2, 4]),
+        inflight=chance.choice([1, 2, 2]),
         admission=chance.choice(["fcfs", "priority"]),
         admission_scan_limit=chance.randint(1, 4),
         max_admission_bypasses=chance.randint(0, 3),
@@ -137,6 +155,21 @@ def draw_scheduler(chance: Random) -> SchedulerSettings:
     )
 
 
-def draw_cache(chance: Random, num_loops: int) -> CacheSettings:
+def draw_cache(chance: Random, num_loops: int, requests: Sequence[Request]) -> CacheSettings:
+    """A pool of any size, or, more often, one that holds each request and few of them at once."""
+    block_size = chance.randint(1, 8)
     groups = chance.choice([chance.randint(1, 12), chance.randint(8, 80)])
-    return CacheSettings(block_size=chance.randint(1, 8), num_blocks=groups * num_loops + chance.randint(0, num_loops - 1))
+    if chance.random() < 0.7:
+        groups = max(-(-request.num_kv_positions // block_size) for request in requests)
+        groups += chance.randint(0, groups)
+    allocation, preemption = chance.choice(
+        [("full", "off"), ("full", "recompute"), ("full", "swap")] + 3 * [("incremental", "recompute"), ("incremental", "swap")]
+    )
+    return CacheSettings(
+        block_size=block_size,
+        num_blocks=groups * num_loops + chance.randint(0, num_loops - 1),
+        allocation=allocation,
+        preemption=preemption,
+        watermark=chance.choice([0.0, 0.1, 0.5]),
+        swap_blocks=chance.choice([None, None, 0, chance.randint(0, 20)]),
+    )

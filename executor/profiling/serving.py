@@ -30,8 +30,6 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("wcpb staging apart", {"name": "wcpb", "fuse_prelude": False}),
 )
 WORKLOADS = ("serving", "long", "chat")
-INFLIGHT = 4
-"""Batches in flight, as the serving configs have it: the device then hardly ever waits for the host."""
 NATIVE_CONTEXT = 16384
 """Lengths below are for this context; a smaller `Scale` shrinks them in proportion."""
 SHARES = {
@@ -46,15 +44,13 @@ SHARES = {
 """Of the sampled batches, by stage and whether they hold prompt rows."""
 
 
-def mix(
-    model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: int, num_requests: int, inflight: int = INFLIGHT
-) -> RunConfig:
+def mix(model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: int, num_requests: int) -> RunConfig:
     """A run of `num_requests` requests of `workload`: the seed's serving profile, its long prompts, or chat-like lengths."""
 
     def tokens(count: int) -> int:
         return max(1, count * scale.max_context // NATIVE_CONTEXT)
 
-    few, many = min(8, scale.max_requests), min(32, scale.max_requests)
+    few = min(8, scale.max_requests)
     lengths: dict[str, Any] = {
         "serving": {
             "arrival": {"process": "closed", "concurrency": few},
@@ -63,7 +59,7 @@ def mix(
         },
         "long": {"arrival": {"process": "burst"}, "prompt_tokens": tokens(8064), "output_tokens": [1, 8]},
         "chat": {
-            "arrival": {"process": "closed", "concurrency": many},
+            "arrival": {"process": "closed", "concurrency": scale.max_requests},
             "prompt_tokens": {"distribution": "lognormal", "median": tokens(1020), "sigma": 0.843, "min": 2, "max": tokens(14050)},
             "output_tokens": {"distribution": "lognormal", "median": 60, "sigma": 0.761, "min": 2, "max": max(8, tokens(200))},
         },
@@ -73,10 +69,9 @@ def mix(
         "model": model,
         "policy": dict(POLICIES)[policy],
         "scheduler": {
-            "max_num_seqs": many if is_chat else few,
+            "max_num_seqs": scale.max_requests if is_chat else few,
             "max_num_batched_tokens": scale.max_rows if is_chat else scale.max_rows // 2,
             "prefill_chunk_size": chunk,
-            "inflight": inflight,
         },
         "workload": {"kind": "synthetic", "num_requests": num_requests, **lengths[workload]},
         "seed": seed,
@@ -86,7 +81,7 @@ def mix(
 
 def all_mixes(model: str, seed: int, scale: Scale) -> list[tuple[str, RunConfig]]:
     """Every policy x workload x chunk size, with a name for each."""
-    requests = {"serving": 12, "long": 4, "chat": 40}
+    requests = {"serving": 12, "long": 3, "chat": 40}
     return [
         (f"{policy}, chunk {chunk}, {workload}", mix(model, seed, scale, policy, workload, chunk, requests[workload]))
         for (policy, _), workload, chunk in product(POLICIES, WORKLOADS, scale.chunks)

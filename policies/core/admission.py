@@ -33,7 +33,7 @@ class AdmissionQueue:
         self._withdrawn.add(request_id)
         self._bypasses.pop(request_id, None)
 
-    def _head(self) -> Request | None:
+    def head(self) -> Request | None:
         """The first request that still waits."""
         while self._heap and self._heap[0][2] in self._withdrawn:
             self._withdrawn.discard(heapq.heappop(self._heap)[2])
@@ -47,7 +47,7 @@ class AdmissionQueue:
         """
         overtaken: list[tuple[int, int, int, Request]] = []
         chosen = None
-        while len(overtaken) < self._scan_limit and (request := self._head()) is not None:
+        while len(overtaken) < self._scan_limit and (request := self.head()) is not None:
             if fits(request):
                 heapq.heappop(self._heap)
                 chosen = request

@@ -66,11 +66,53 @@ class Allocation(NamedTuple):
     """What admission gave a request: KV block groups in token order and the row of the hidden pools that is its own.
 
     Group `g` stands for one block of `block_size` tokens in every depth plane: plane `d` is block `g * planes + d`.
+    `is_resumed` says that the request ran before and gave way. Its first `num_kept_tokens` output tokens then follow its prompt as
+    part of it, and the first `num_swapped_groups` groups take their contents, and its own row its hidden state and last sampled
+    token, from host memory.
     """
 
     request_id: int
     block_groups: tuple[int, ...]
     ring_id: int
+    is_resumed: bool = False
+    num_kept_tokens: int = 0
+    num_swapped_groups: int = 0
+
+
+class Growth(NamedTuple):
+    """Groups that a running request got beside the `first_group` ones that it had."""
+
+    request_id: int
+    first_group: int
+    block_groups: tuple[int, ...]
+
+
+class Preemption(NamedTuple):
+    """A request that gave way. With `is_swapped` the contents of `block_groups`, and the hidden state and the last sampled token of
+    its own row in ring `ring_id`, go to host memory before anything else of the batch runs.
+    """
+
+    request_id: int
+    ring_id: int
+    is_swapped: bool
+    block_groups: tuple[int, ...]
+
+
+class Handover(NamedTuple):
+    """What changed hands when a batch was formed, in the order in which a device does it: swap out, swap in, then the rows.
+
+    `released` requests have ended since the batch before and hold nothing any more, in host memory neither. `swapped_bytes` go to
+    and from host memory.
+    """
+
+    preemptions: tuple[Preemption, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
+    growths: tuple[Growth, ...] = ()
+    released: tuple[int, ...] = ()
+    swapped_bytes: int = 0
+
+
+NOTHING = Handover()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +120,7 @@ class ExecutionBatch:
     """One submission to the device, in the order of `seq`.
 
     `rows` is the number of rows of one invocation; a batch of `loop_count` 4 is 4 recurrent invocations of `rows` rows each.
-    `allocations` are the admissions made when this batch was formed, so that a backend learns block tables in order.
+    `handover` is what changed hands when this batch was formed, so that a backend learns block tables in order.
     `after_seq` is the sequence number of the last batch collected before this one was formed (-1: none), which with the times
     fixes the order of everything the engine saw.
     """
@@ -91,7 +133,12 @@ class ExecutionBatch:
     num_requests: int
     formed_ns: int
     after_seq: int
-    allocations: tuple[Allocation, ...] = ()
+    handover: Handover = NOTHING
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """The admissions made when this batch was formed."""
+        return self.handover.allocations
 
     def attention_work(self) -> tuple[int, int]:
         """KV tokens read and (query, key) pairs of one invocation, all ranges together.

@@ -157,6 +157,15 @@ class PromptProgress:
         for at in range(depth, depth + loops):
             self.prefill_depth_ranges[at] += count
 
+    def rewind(self) -> None:
+        """Forget chunks that have not finished their last depth: all frontiers go back to `prefill_reclaimable_tokens`.
+
+        Chunk 4, T = 4: staged 12, depths [12, 8, 6, 5] goes back to 4, 4 and [4, 4, 4, 4].
+        """
+        done = self.prefill_reclaimable_tokens
+        self.num_preluded_tokens = done
+        self.prefill_depth_ranges = [done] * self.num_loops
+
     def is_ordered(self) -> bool:
         """Invariant 1: staged >= f[0] >= ... >= f[T-1]."""
         frontiers = self.prefill_depth_ranges

@@ -20,7 +20,7 @@ class BlockLedger:
         if self.num_groups == 0:
             raise InputError(f"cache.num_blocks: {num_blocks} is less than one block in each of the {planes} depth planes")
         self._free = list(range(self.num_groups - 1, -1, -1))
-        self._held: dict[int, tuple[int, ...]] = {}
+        self._held: dict[int, list[int]] = {}
         self.peak_used_groups = 0
 
     @property
@@ -28,8 +28,12 @@ class BlockLedger:
         return self.num_groups * self.planes
 
     @property
+    def free_groups(self) -> int:
+        return len(self._free)
+
+    @property
     def free_blocks(self) -> int:
-        return len(self._free) * self.planes
+        return self.free_groups * self.planes
 
     @property
     def used_blocks(self) -> int:
@@ -46,16 +50,14 @@ class BlockLedger:
     def can_ever_hold(self, num_positions: int) -> bool:
         return self.groups_for(num_positions) <= self.num_groups
 
-    def can_allocate(self, num_positions: int) -> bool:
-        return self.groups_for(num_positions) <= len(self._free)
-
     def allocate(self, request_id: int, num_positions: int) -> tuple[int, ...]:
-        """Reserve groups for `num_positions` tokens of `request_id` and return their ids in token order."""
-        count = self.groups_for(num_positions)
-        assert count <= len(self._free) and request_id not in self._held, (request_id, count, len(self._free))
+        """Give `request_id` what it lacks to hold `num_positions` tokens; return the new groups, in token order."""
+        held = self._held.setdefault(request_id, [])
+        count = self.groups_for(num_positions) - len(held)
+        assert 0 <= count <= len(self._free), (request_id, count, len(self._free))
         groups = tuple(reversed(self._free[len(self._free) - count :]))
         del self._free[len(self._free) - count :]
-        self._held[request_id] = groups
+        held.extend(groups)
         self.peak_used_groups = max(self.peak_used_groups, self.num_groups - len(self._free))
         return groups
 

@@ -32,7 +32,12 @@ class Policy(ABC):
         """Propose the next batch, or None when no running request has anything left to schedule."""
 
     def check(self, model: ModelShape, scheduler: SchedulerSettings, cache: CacheSettings) -> None:
-        """Raise `InputError` when this policy cannot run with that model or cache."""
+        """Raise `InputError` when this policy cannot run with that model or cache, or settings contradict each other."""
+        if cache.allocation == "incremental" and cache.preemption == "off":
+            raise InputError(
+                "cache.allocation: incremental needs cache.preemption recompute or swap: when blocks run out, running requests "
+                "would wait for each other's for ever"
+            )
         if cache.layout == "shared" and not self.splits_prefill:
             raise InputError("cache.layout: shared is not available yet, expected last_exited")
         if not self.splits_prefill:

@@ -75,7 +75,7 @@ class ExitOracle(Protocol):
 
 
 class RequestState:
-    """One running request: its prompt frontiers, its decode position, and what it holds.
+    """One running request: its prompt frontiers, its decode position, and what it holds (nothing while it has given way).
 
     Progress here is *scheduled* progress: the device is a FIFO, so what has been submitted may be built upon. A decoding request
     walks CODA -> PRELUDE -> RECURRENT (depths 0 .. T-1) -> CODA; `position` is the token it is at: with a prompt of 10 tokens the
@@ -89,7 +89,7 @@ class RequestState:
         "surplus_until",
     )  # fmt: skip
 
-    def __init__(self, request: Request, prompt: PromptProgress, block_groups: tuple[int, ...], ring_id: int) -> None:
+    def __init__(self, request: Request, prompt: PromptProgress) -> None:
         self.request = request
         self.request_id = request.request_id
         self.arrival_ns = request.arrival_ns
@@ -97,8 +97,8 @@ class RequestState:
         self.max_tokens = request.max_tokens
         self.priority = request.priority
         self.prompt = prompt
-        self.block_groups = block_groups
-        self.ring_id = ring_id
+        self.block_groups: list[int] = []
+        self.ring_id = -1
         self.phase = Phase.PROMPT
         self.depth = 0
         self.position = 0
@@ -113,6 +113,35 @@ class RequestState:
     def order(self) -> tuple[int, int]:
         """The total order among requests that a policy treats alike: (arrival, id)."""
         return (self.arrival_ns, self.request_id)
+
+    @property
+    def next_kv_positions(self) -> int:
+        """Positions that need K/V blocks for its next step: a prompt's next chunk, or the token that is embedded next.
+
+        Chunk 16, prompt 40, 20 tokens done at depth 0: 32. A token is embedded when it has a place, so it always loops on.
+        """
+        if self.phase is Phase.PROMPT:
+            start = self.prompt.prefill_depth_ranges[0]
+            return start if start == self.prompt_tokens else self.prompt.chunk_end(start)
+        return self.position + 1 if self.phase is Phase.PRELUDE else 0
+
+    @property
+    def num_stored_positions(self) -> int:
+        """Positions whose K/V are worth keeping when nothing of it is in flight: of a prompt, up to its last complete chunk."""
+        if self.phase is Phase.PROMPT:
+            return self.prompt.prefill_reclaimable_tokens
+        return self.position if self.phase is Phase.PRELUDE else self.position + 1
+
+    def start_again(self, prompt: PromptProgress) -> None:
+        """Compute everything again: generated tokens stay, as the end of the prompt, and the next CODA makes the next one.
+
+        A prompt of 10 tokens that gave way after 3 outputs is run as one of 13, and its CODA at position 12 makes output 4.
+        """
+        self.prompt = prompt
+        self.prompt_tokens = prompt.prompt_tokens
+        self.phase = Phase.PROMPT
+        self.depth = 0
+        self.position = 0
 
     def __repr__(self) -> str:
         where = self.prompt if self.phase is Phase.PROMPT else f"position {self.position}, depth {self.depth}"

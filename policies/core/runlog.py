@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.batch import NOTHING, ExecutionBatch, Handover, ScheduledRange, Stage
 from policies.core.errors import InvariantError
 from policies.core.events import COMPONENTS, Completion
 from policies.core.request import Request, Status
@@ -16,7 +16,7 @@ from policies.core.request import Request, Status
 BATCH_COLUMNS = (
     "seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "started_ns", "finished_ns", "select_ns", "ranges",
     "collected_ns", "after_seq", "host_ns", "limit_ns", *(f"{name}_ns" for name in COMPONENTS), "allocated",
-    "exits",
+    "exits", "grown", "preempted", "resumed",
 )  # fmt: skip
 REQUEST_COLUMNS = (
     "request_id", "arrival_ns", "prompt_tokens", "output_tokens", "status", "first_scheduled_ns", "first_token_ns", "finished_ns",
@@ -73,7 +73,6 @@ class BatchTotals:
     first_started_ns: int | None = None
     last_finished_ns: int = 0
     select_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    host_ns: "array[int]" = field(default_factory=lambda: array("q"))
 
 
 class RunLog:
@@ -111,7 +110,6 @@ class RunLog:
         for at, component_ns in enumerate(completion.components_ns):
             stage.components_ns[at] += component_ns
         totals.select_ns.append(completion.select_ns)
-        totals.host_ns.append(completion.host_ns)
         if totals.first_started_ns is None:
             totals.first_started_ns = completion.started_ns
         else:
@@ -131,17 +129,38 @@ def ranges_text(ranges: tuple[ScheduledRange, ...]) -> str:
     )
 
 
+_NOTHING_MOVED = ("", "", "", "")
+
+
 def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
-    """One line of `batches.csv`; `exits` are the requests whose token the completion reported as having left early."""
+    """One line of `batches.csv`; `exits` are the requests whose token the completion reported as having left early.
+
+    `allocated` and `grown` are `request:groups` (see `compress`). `preempted` is `request:recompute` or `request:swap:groups` with
+    the groups copied out; `resumed` is `request:kept tokens:groups copied in` for those of `allocated` that had given way.
+    """
     ranges = ranges_text(batch.ranges)
     components = ",".join(map(str, completion.components_ns)) if completion.components_ns else "," * (len(COMPONENTS) - 1)
-    allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in batch.allocations)
     exits = " ".join(map(str, sorted(completion.exits)))
+    allocated, grown, preempted, resumed = _NOTHING_MOVED if batch.handover is NOTHING else _moved(batch.handover)
     return (
         f"{batch.seq},{batch.stage.value},{batch.loop_count},{batch.num_requests},{batch.rows},{batch.formed_ns},{completion.started_ns},"
         f"{completion.finished_ns},{completion.select_ns},{ranges},{completion.now_ns},{batch.after_seq},{completion.host_ns},"
-        f"{completion.limit_ns},{components},{allocated},{exits}\n"
+        f"{completion.limit_ns},{components},{allocated},{exits},{grown},{preempted},{resumed}\n"
     )
+
+
+def _moved(handover: Handover) -> tuple[str, str, str, str]:
+    """The columns that say what changed hands: allocated, grown, preempted, resumed."""
+    allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in handover.allocations)
+    grown = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in handover.growths)
+    preempted = " ".join(
+        f"{item.request_id}:swap:{compress(item.block_groups)}" if item.is_swapped else f"{item.request_id}:recompute"
+        for item in handover.preemptions
+    )
+    resumed = " ".join(
+        f"{item.request_id}:{item.num_kept_tokens}:{item.num_swapped_groups}" for item in handover.allocations if item.is_resumed
+    )
+    return allocated, grown, preempted, resumed
 
 
 def compress(groups: tuple[int, ...]) -> str:

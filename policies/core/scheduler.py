@@ -1,22 +1,19 @@
-"""The scheduler: admits, asks the policy, validates its answer, commits it, and applies what the device reports back.
+"""The scheduler: asks the policy, validates its answer, commits it, and applies what the device reports back.
 
-Owns every request's state and both ledgers. Plan, then commit: a selection is checked whole before anything moves, so a wrong
-proposal leaves no trace. Knows no clock and no device; `policies.core.engine` drives it.
+Owns the progress of every request; who is in and holds what is the business of `policies.core.residents`. Plan, then commit: a
+selection is checked whole before any frontier moves. Knows no clock and no device; `policies.core.engine` drives it.
 """
 
 from collections import deque
 
-from policies.core.admission import AdmissionQueue
-from policies.core.batch import Allocation, ExecutionBatch, ScheduledRange, Selection, Stage
+from policies.core.batch import ExecutionBatch, ScheduledRange, Selection, Stage
 from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
 from policies.core.events import Completion
 from policies.core.exits import ExitSettings
-from policies.core.frontier import PromptProgress
-from policies.core.kv import BlockLedger
 from policies.core.model import ModelShape
 from policies.core.policy import Policy
 from policies.core.request import Phase, Request, RequestState
-from policies.core.ring import RingLedger
+from policies.core.residents import Residents
 from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.core.validation import validate
 from policies.core.view import View
@@ -39,32 +36,27 @@ class Scheduler:
         exits: ExitSettings = NO_EARLY_EXIT,
     ) -> None:
         policy.check(model, settings, cache)
-        assert cache.num_blocks is not None, "the backend sizes the KV pool before a run"
         self.policy = policy
         self.settings = settings
         self.num_loops = model.num_loops
         self.exits = exits.rule(model.num_loops)
-        if self.exits.has_decisions and settings.inflight > 2:
+        if self.exits.min_loops < model.num_loops and cache.may_recompute:
             raise InputError(
-                f"scheduler.inflight: {settings.inflight} with early exits, expected 1 or 2: a third batch could already hold the "
-                "successor of a token that has left"
+                f"cache.preemption: {cache.preemption} may compute generated tokens again at full depth, so their K/V would not be "
+                f"those of exit.mode {exits.mode}; expected swap without cache.swap_blocks, off, or exit.mode fixed"
             )
         self.max_context_tokens = model.max_context_tokens
-        self.blocks = BlockLedger(cache.num_blocks, cache.block_size, model.num_loops if cache.layout == "last_exited" else 1)
-        self.rings = RingLedger(settings.max_num_seqs, policy.resident_chunks(model.num_loops))
-        self.waiting = AdmissionQueue(settings.admission, settings.admission_scan_limit, settings.max_admission_bypasses)
-        self.running: dict[int, RequestState] = {}
+        self.residents = Residents(model, settings, cache, policy.resident_chunks(model.num_loops))
+        self.blocks = self.residents.blocks
+        self.rings = self.residents.rings
+        self.waiting = self.residents.waiting
+        self.running = self.residents.running
         self.surplus_rows = 0
         self.peak_hidden_rows = 0
         self.tokens_by_loops = [0] * (model.num_loops + 1)
-        self._hidden_rows = 0
-        self._order: tuple[RequestState, ...] = ()
-        self._draining: list[RequestState] = []
         self._next_seq = 0
-        self._collected_seq = -1
         self._in_flight: deque[ExecutionBatch] = deque()
         self._surplus_until = -1
-        self._may_admit = False
         self._view = View()
         self._view.limits = settings
         self._view.num_loops = model.num_loops
@@ -81,53 +73,39 @@ class Scheduler:
 
     def refusal(self, request: Request) -> str | None:
         """Why `request` can never run, with the numbers, or None."""
-        total = request.prompt_tokens + request.max_tokens
-        if total > self.max_context_tokens:
-            return (
-                f"prompt {request.prompt_tokens} + max_tokens {request.max_tokens} = {total} tokens, "
-                f"the context holds {self.max_context_tokens}"
-            )
-        if not self.blocks.can_ever_hold(request.num_kv_positions):
-            needed = self.blocks.groups_for(request.num_kv_positions) * self.blocks.planes
-            return f"it needs {needed} KV blocks ({request.num_kv_positions} positions), the pool has {self.blocks.total_blocks}"
-        return None
+        return self.residents.refusal(request)
 
     def enqueue(self, request: Request) -> None:
         """Put a request that `refusal` accepts into the waiting queue."""
-        self.waiting.push(request)
-        self._may_admit = True
+        self.residents.enqueue(request)
 
     def cancel(self, request_id: int) -> RequestState | None:
-        """End a waiting or running request whose client has hung up; return its state, None when it only waited.
+        """End a request whose client has hung up, wherever it is; return its state, None when it never ran.
 
         Nothing of it is scheduled any more. What it holds returns when no submitted batch touches it: now, or when the last one
         that does is collected.
         """
-        state = self.running.get(request_id)
-        if state is None:
-            self.waiting.withdraw(request_id)
-            self._may_admit = True
-            return None
-        self._end(state)
-        self._release_drained()
-        return state
+        return self.residents.cancel(request_id)
 
     def form_batch(self, now_ns: int) -> ExecutionBatch | None:
-        """Admit, select, validate, commit; None when no running request has anything left to schedule.
+        """Give out room, select, validate, commit; None when no running request has anything left to schedule.
 
         Raises `SelectionError` for a wrong proposal and `StuckError` when the policy passes over ready work.
         """
-        allocations = self._admit()
-        if not self._order:
+        moves = self.residents.settle()
+        order = self.residents.order
+        if moves is not None and moves.withheld:
+            order = tuple([state for state in order if state.request_id not in moves.withheld])
+        if not order:
             return None
         view = self._view
         view.now_ns = now_ns
-        view.bucket(self._order)
+        view.bucket(order)
         view.free_blocks = self.blocks.free_blocks
         view.free_ring_slots = self.rings.free_slots
         selection = self.policy.select(view)
         if selection is None:
-            stuck = [request for request in self._order if request.phase is not Phase.DRAINED]
+            stuck = [request for request in order if request.phase is not Phase.DRAINED]
             if stuck:
                 raise StuckError(
                     f"invariant 9: policy {self.policy.name} formed no batch at {now_ns} ns with ready work of {len(stuck)} "
@@ -136,6 +114,8 @@ class Scheduler:
             return None
         try:
             rows, num_requests = validate(selection, self.running, self.settings, self.num_loops, self.exits)
+            if moves is not None:
+                self._check_room(selection)
         except SelectionError as error:
             raise SelectionError(f"policy {self.policy.name}: {error}") from None
         seq = self._next_seq
@@ -149,36 +129,18 @@ class Scheduler:
             rows,
             num_requests,
             now_ns,
-            self._collected_seq,
-            allocations,
+            self.residents.collected_seq,
+            self.residents.handover(moves),
         )
         self._in_flight.append(batch)
         return batch
 
-    def _admit(self) -> tuple[Allocation, ...]:
-        """Let waiting requests in while places, rings and blocks last."""
-        if not self._may_admit:
-            return ()
-        allocations = []
-        while len(self.running) < self.settings.max_num_seqs:
-            request = self.waiting.pop_admissible(lambda candidate: self.blocks.can_allocate(candidate.num_kv_positions))
-            if request is None:
-                break
-            groups = self.blocks.allocate(request.request_id, request.num_kv_positions)
-            prompt = PromptProgress(request.prompt_tokens, self.settings.chunk_tokens, self.num_loops, self.rings.slots_per_ring)
-            state = RequestState(request, prompt, groups, self.rings.allocate())
-            self.running[request.request_id] = state
-            allocations.append(Allocation(request.request_id, groups, state.ring_id))
-        self._may_admit = False
-        if allocations:
-            self._reorder()
-        return tuple(allocations)
-
-    def _reorder(self) -> None:
-        by_priority = self.settings.admission == "priority"
-        self._order = tuple(
-            sorted(self.running.values(), key=lambda request: (request.priority if by_priority else 0, request.order))
-        )
+    def _check_room(self, selection: Selection) -> None:
+        """Raise `SelectionError` for a range whose tokens have no K/V blocks yet: a policy may only propose what its view holds."""
+        for item in selection.ranges if selection.loop_count else ():
+            room = len(self.running[item.request_id].block_groups) * self.blocks.block_size
+            if item.token_end > room:
+                raise SelectionError(f"{item} has K/V blocks up to token {room} only")
 
     def _commit(self, selection: Selection, seq: int, now_ns: int) -> None:
         loops, max_loops, running = selection.loop_count, self.exits.max_loops, self.running
@@ -212,13 +174,14 @@ class Scheduler:
 
     def _commit_prompt(self, state: RequestState, item: ScheduledRange, loops: int) -> None:
         prompt = state.prompt
+        residents = self.residents
         rows_before = prompt.num_resident_rows
         if item.stage is Stage.PREFILLING_PRELUDE:
             prompt.stage(item.token_count)
         else:
             prompt.advance(item.depth, item.token_count, loops, item.embeds)
-        self._hidden_rows += prompt.num_resident_rows - rows_before
-        self.peak_hidden_rows = max(self.peak_hidden_rows, self._hidden_rows)
+        residents.hidden_rows += prompt.num_resident_rows - rows_before
+        self.peak_hidden_rows = max(self.peak_hidden_rows, residents.hidden_rows)
         if not prompt.is_ordered():
             raise InvariantError(f"invariant 1: frontiers of request {item.request_id} out of order: {prompt}")
         self.rings.set_used(state.ring_id, prompt.num_resident_chunks)
@@ -237,9 +200,10 @@ class Scheduler:
         batch = self._in_flight.popleft()
         if completion.seq != batch.seq:
             raise InvariantError(f"invariant 6: batch {completion.seq} completed, the oldest submitted one is {batch.seq}")
-        self._collected_seq = batch.seq
+        residents = self.residents
+        residents.collected(batch.seq)
         delivered = []
-        if self._draining or batch.seq <= self._surplus_until:
+        if residents.is_draining or batch.seq <= self._surplus_until:
             for item in batch.ranges:
                 state = self.running[item.request_id]
                 if state.is_ended or batch.seq <= state.surplus_until:
@@ -252,20 +216,15 @@ class Scheduler:
                 if state.is_ended:
                     continue
                 state.num_output_tokens += 1
-                if item.token_start >= state.prompt_tokens:
+                if item.token_start >= state.request.prompt_tokens:
                     self.tokens_by_loops[item.depth or self.num_loops] += 1
                 has_ended = state.num_output_tokens == state.max_tokens or item.request_id in completion.stops
                 if has_ended:
-                    self._end(state)
+                    residents.end(state)
                 delivered.append((state, has_ended))
-        if self._draining:
-            self._release_drained()
+        if residents.is_draining:
+            residents.release_drained()
         return delivered
-
-    def _end(self, state: RequestState) -> None:
-        state.is_ended = True
-        state.phase = Phase.DRAINED
-        self._draining.append(state)
 
     def _apply_exits(self, batch: ExecutionBatch, exits: frozenset[int]) -> None:
         """Send the tokens that have left on to CODA. A row of theirs that a later batch already holds is surplus.
@@ -290,43 +249,13 @@ class Scheduler:
         if found < len(exits):
             raise InvariantError(f"invariant 2: batch {batch.seq} reports exits of {sorted(exits)}, it has rows of {found} of them")
 
-    def _release_drained(self) -> None:
-        remaining = []
-        for state in self._draining:
-            if state.last_seq > self._collected_seq:
-                remaining.append(state)
-                continue
-            self.blocks.release(state.request_id)
-            self.rings.release(state.ring_id)
-            self._hidden_rows -= state.prompt.num_resident_rows
-            del self.running[state.request_id]
-            self._may_admit = True
-        if len(remaining) < len(self._draining):
-            self._reorder()
-            self._check_counts()
-        self._draining = remaining
-
     def check_integrity(self) -> None:
         """Raise `InvariantError` unless blocks, rings and running requests account for one another, id by id."""
-        self.blocks.check_integrity()
-        self.rings.check_integrity()
-        self._check_counts()
-
-    def _check_counts(self) -> None:
-        """Invariant 4 by numbers only: cheap enough for every release."""
-        held = sum(len(state.block_groups) for state in self.running.values()) * self.blocks.planes
-        if held != self.blocks.used_blocks:
-            raise InvariantError(f"invariant 4: running requests hold {held} blocks, the ledger counts {self.blocks.used_blocks}")
+        self.residents.check_integrity()
 
     def check_drained(self) -> None:
         """Raise `InvariantError` unless nothing is running, waiting, in flight or allocated: the state every run must end in."""
         self.check_integrity()
-        left = {
-            "requests running": len(self.running),
-            "requests waiting": len(self.waiting),
-            "batches in flight": len(self._in_flight),
-            "blocks held": self.blocks.used_blocks,
-            "ring slots held": self.rings.used_slots,
-        }
+        left = self.residents.leftovers(self.num_in_flight)
         if any(left.values()):
             raise InvariantError(f"invariant 7: the run ended with {', '.join(f'{count} {what}' for what, count in left.items())}")

@@ -10,15 +10,14 @@ class SchedulerSettings:
 
     `prefill_chunk_size` None means the largest chunk the budget allows, `max_num_batched_tokens`. `decode` refill lets freshly
     embedded tokens join tokens already looping; no_refill holds a cohort until it drains. `inflight` is how many batches may be
-    submitted before one is collected: at 1 the device waits for the host after every batch; more hide short batches (PRELUDE, CODA)
-    better, and let a request that stops early, or an arrival, wait for more of what is already submitted.
+    submitted before one is collected.
     """
 
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 1024
     prefill_chunk_size: int | None = 16
     decode: Literal["refill", "no_refill"] = "refill"
-    inflight: int = 2
+    inflight: Literal[1, 2] = 2
     admission: Literal["fcfs", "priority"] = "fcfs"
     admission_scan_limit: int = 16
     max_admission_bypasses: int = 8
@@ -32,7 +31,12 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """The KV pool. `num_blocks` None means: as many as the device's memory holds (a backend fills it in before a run)."""
+    """The KV pool. `num_blocks` None means: as many as the device's memory holds (a backend fills it in before a run).
+
+    `allocation` full reserves at admission all that a request can ever need; incremental gives blocks step by step and keeps the
+    fraction `watermark` of the pool free when it lets a request in beside others. `preemption` says what becomes of the K/V of a
+    request that gives way: recompute forgets them, swap keeps them in host memory, `swap_blocks` blocks at most (None: no limit).
+    """
 
     block_size: int = 16
     num_blocks: int | None = None
@@ -40,3 +44,10 @@ class CacheSettings:
     prefix_caching: bool = False
     allocation: Literal["full", "incremental"] = "full"
     preemption: Literal["off", "recompute", "swap"] = "off"
+    watermark: float = 0.01
+    swap_blocks: int | None = None
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether a request that gives way may have its K/V computed again: under swap, when host memory has no room for them."""
+        return self.preemption == "recompute" or (self.preemption == "swap" and self.swap_blocks is not None)

@@ -1,0 +1,347 @@
+"""Who is in: running requests with the blocks and rings they hold, whoever waits, and whoever had to give way.
+
+Owns both ledgers and decides, before every selection, who grows, who is let in and who gives way. Knows no batch, no policy and no
+time; `policies.core.scheduler` tells it what was scheduled and collected.
+
+Under `allocation: incremental` blocks come step by step: a prompt's next chunk, a decoded token's next block. The first in order is
+served first; when blocks run out, those after it give way, the last in order first. So the first in order always moves on, and no
+run comes to a halt. Order is (arrival, id), or (priority, arrival, id) under priority admission.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from policies.core.admission import AdmissionQueue
+from policies.core.batch import NOTHING, Allocation, Growth, Handover, Preemption
+from policies.core.errors import InvariantError
+from policies.core.frontier import PromptProgress
+from policies.core.kv import BlockLedger
+from policies.core.model import ModelShape
+from policies.core.request import Phase, Request, RequestState
+from policies.core.ring import RingLedger
+from policies.core.settings import CacheSettings, SchedulerSettings
+
+TOKEN_ID_BYTES = 4
+
+
+@dataclass(slots=True)
+class Moves:
+    """What changes hands when a batch is formed.
+
+    `withheld` requests may not be scheduled in it: they lack blocks, or give way next. `is_short` says that somebody waits for
+    blocks; nobody after it may take any.
+    """
+
+    preemptions: list[Preemption] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    growths: list[Growth] = field(default_factory=list)
+    swapped_bytes: int = 0
+    withheld: set[int] = field(default_factory=set)
+    is_short: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A request that gave way, and how many groups of its K/V are in host memory; None: they are to be computed again."""
+
+    state: RequestState
+    num_swapped_groups: int | None
+
+
+class Residents:
+    """Running, waiting and parked requests of one run. `cache.num_blocks` must be set."""
+
+    def __init__(self, model: ModelShape, settings: SchedulerSettings, cache: CacheSettings, slots_per_ring: int) -> None:
+        assert cache.num_blocks is not None, "the backend sizes the KV pool before a run"
+        planes = model.num_loops if cache.layout == "last_exited" else 1
+        self.blocks = BlockLedger(cache.num_blocks, cache.block_size, planes)
+        self.rings = RingLedger(settings.max_num_seqs, slots_per_ring)
+        self.waiting = AdmissionQueue(settings.admission, settings.admission_scan_limit, settings.max_admission_bypasses)
+        self.running: dict[int, RequestState] = {}
+        self.order: tuple[RequestState, ...] = ()
+        self.collected_seq = -1
+        self.hidden_rows = 0
+        self.num_swapped_groups = 0
+        self.swapped_bytes = 0
+        self._settings = settings
+        self._num_loops = model.num_loops
+        self._max_context_tokens = model.max_context_tokens
+        self._by_priority = settings.admission == "priority"
+        self._grows = cache.allocation == "incremental"
+        self._preemption = cache.preemption
+        self._watermark_groups = int(cache.watermark * self.blocks.num_groups) if self._grows else 0
+        self._swap_limit = None if cache.swap_blocks is None else cache.swap_blocks // planes
+        self._group_bytes = planes * cache.block_size * model.kv_bytes_per_token_and_depth
+        self._row_bytes = model.hidden_bytes_per_row + TOKEN_ID_BYTES
+        self._parked: dict[int, Parked] = {}
+        self._draining: list[RequestState] = []
+        self._released: list[int] = []
+        self._may_admit = False
+
+    def refusal(self, request: Request) -> str | None:
+        """Why `request` can never run, with the numbers, or None."""
+        total = request.prompt_tokens + request.max_tokens
+        if total > self._max_context_tokens:
+            return (
+                f"prompt {request.prompt_tokens} + max_tokens {request.max_tokens} = {total} tokens, "
+                f"the context holds {self._max_context_tokens}"
+            )
+        if not self.blocks.can_ever_hold(request.num_kv_positions):
+            needed = self.blocks.groups_for(request.num_kv_positions) * self.blocks.planes
+            return f"it needs {needed} KV blocks ({request.num_kv_positions} positions), the pool has {self.blocks.total_blocks}"
+        return None
+
+    def enqueue(self, request: Request) -> None:
+        """Put a request that `refusal` accepts into the waiting queue."""
+        self.waiting.push(request)
+        self._may_admit = True
+
+    def settle(self) -> Moves | None:
+        """Give out blocks and places before a selection: to those who run first, then to those who wait; None when nothing moves.
+
+        Whatever moves here leaves somebody with work to schedule, so a batch is formed after it.
+        """
+        if not (self._grows or self._may_admit):
+            return None
+        moves = Moves()
+        if self._grows:
+            self._grow(moves)
+        if self._may_admit and not (moves.is_short or moves.preemptions):
+            self._admit(moves)
+        if moves.allocations or moves.preemptions:
+            self._reorder()
+        self.swapped_bytes += moves.swapped_bytes
+        return moves
+
+    def _grow(self, moves: Moves) -> None:
+        """Blocks for the next step of everyone who runs, first in order first."""
+        blocks = self.blocks
+        for at, state in enumerate(self.order):
+            missing = blocks.groups_for(state.next_kv_positions) - len(state.block_groups)
+            if missing <= 0 or state.request_id not in self.running:
+                continue
+            if moves.is_short or (
+                missing > blocks.free_groups and not self._make_room(moves, missing - blocks.free_groups, 0, self.order[:at:-1])
+            ):
+                moves.is_short = True
+                moves.withheld.add(state.request_id)
+                continue
+            first_group = len(state.block_groups)
+            groups = blocks.allocate(state.request_id, state.next_kv_positions)
+            state.block_groups.extend(groups)
+            moves.growths.append(Growth(state.request_id, first_group, groups))
+
+    def _admit(self, moves: Moves) -> None:
+        """Let waiting requests in while places, rings and blocks last."""
+        while True:
+            if self._by_priority and self._preemption != "off" and not self._make_room_for_head(moves):
+                return
+            if len(self.running) == self._settings.max_num_seqs:
+                break
+            request = self.waiting.pop_admissible(self._fits)
+            if request is None:
+                break
+            self._start(moves, request)
+            if moves.preemptions:
+                return
+        self._may_admit = False
+
+    def _fits(self, request: Request) -> bool:
+        return self._groups_to_start(request) + self._reserve <= self.blocks.free_groups
+
+    @property
+    def _reserve(self) -> int:
+        """Groups that an admission leaves free, so that those who run can grow: none when nobody does."""
+        return self._watermark_groups if self.running else 0
+
+    def _groups_to_start(self, request: Request) -> int:
+        """Groups that `request` gets when it is let in: all it can ever need, or those for its first step and what was swapped."""
+        if not self._grows:
+            return self.blocks.groups_for(request.num_kv_positions)
+        parked = self._parked.get(request.request_id)
+        if parked is None:
+            return self.blocks.groups_for(min(self._settings.chunk_tokens, request.prompt_tokens))
+        return max(self.blocks.groups_for(parked.state.next_kv_positions), parked.num_swapped_groups or 0)
+
+    def _make_room_for_head(self, moves: Moves) -> bool:
+        """Have requests of strictly lower priority give way to the first that waits; False when it has to wait for them."""
+        head = self.waiting.head()
+        if head is None:
+            return True
+        places = 1 if len(self.running) == self._settings.max_num_seqs else 0
+        groups = self._groups_to_start(head) + self._reserve - self.blocks.free_groups
+        if places or groups > 0:
+            lower = [state for state in reversed(self.order) if state.priority > head.priority]
+            self._make_room(moves, groups, places, lower)
+        return not moves.withheld
+
+    def _make_room(self, moves: Moves, groups: int, places: int, candidates: Iterable[RequestState]) -> bool:
+        """Have `candidates` give way, in their order, until so many groups and places are free; say whether they are.
+
+        Only those whose batches are all collected can. When they are too few, nobody gives way now: those who will are withheld,
+        so that the next batches do not touch them. What ended requests are about to return is waited for first.
+        """
+        if self._enough(self._draining, groups, places) is not None:
+            return False
+        kept = moves.withheld.union(growth.request_id for growth in moves.growths)
+        candidates = [c for c in candidates if c.request_id in self.running and c.request_id not in kept and not c.is_ended]
+        idle = [state for state in candidates if state.last_seq <= self.collected_seq]
+        victims = self._enough(idle, groups, places)
+        if victims is None:
+            giving_way = self._enough([*self._draining, *candidates], groups, places)
+            moves.withheld.update(state.request_id for state in giving_way or ())
+            return False
+        for state in victims:
+            self._preempt(moves, state)
+        return True
+
+    def _enough(self, states: Sequence[RequestState], groups: int, places: int) -> Sequence[RequestState] | None:
+        """The fewest of `states`, from the first on, that hold so many groups and places; None when all do not."""
+        for number, state in enumerate(states, 1):
+            groups -= len(state.block_groups)
+            places -= 1
+            if groups <= 0 and places <= 0:
+                return states[:number]
+        return None
+
+    def _preempt(self, moves: Moves, state: RequestState) -> None:
+        """Take everything from a request and put it back among the waiting, with its generated tokens kept.
+
+        Its unfinished chunks are begun again in any case. Under `swap` the rest of its K/V goes to host memory, or is computed
+        again when there is no room for it.
+        """
+        self._forget_unfinished(state)
+        count = self.blocks.groups_for(state.num_stored_positions)
+        swaps = self._preemption == "swap" and (self._swap_limit is None or self.num_swapped_groups + count <= self._swap_limit)
+        groups = tuple(state.block_groups[:count]) if swaps else ()
+        if swaps:
+            self.num_swapped_groups += count
+            moves.swapped_bytes += count * self._group_bytes + self._row_bytes
+        else:
+            state.start_again(self._prompt_progress(state.request.prompt_tokens + state.num_output_tokens))
+        moves.preemptions.append(Preemption(state.request_id, state.ring_id, swaps, groups))
+        self._parked[state.request_id] = Parked(state, count if swaps else None)
+        self._give_back(state)
+        self.waiting.push(state.request)
+        self._may_admit = True
+
+    def _start(self, moves: Moves, request: Request) -> None:
+        """Give `request` its blocks and a ring, and let it run from its beginning or from where it gave way."""
+        parked = self._parked.pop(request.request_id, None)
+        positions = request.num_kv_positions
+        swapped = kept_tokens = 0
+        if parked is None:
+            state = RequestState(request, self._prompt_progress(request.prompt_tokens))
+        else:
+            state = parked.state
+            kept_tokens = state.prompt.prompt_tokens - request.prompt_tokens
+            if parked.num_swapped_groups is not None:
+                swapped = parked.num_swapped_groups
+                self.num_swapped_groups -= swapped
+                moves.swapped_bytes += swapped * self._group_bytes + self._row_bytes
+        if self._grows:
+            positions = max(state.next_kv_positions, swapped * self.blocks.block_size)
+        groups = self.blocks.allocate(request.request_id, positions)
+        state.block_groups = list(groups)
+        state.ring_id = self.rings.allocate()
+        self.running[request.request_id] = state
+        moves.allocations.append(Allocation(request.request_id, groups, state.ring_id, parked is not None, kept_tokens, swapped))
+
+    def _prompt_progress(self, prompt_tokens: int) -> PromptProgress:
+        return PromptProgress(prompt_tokens, self._settings.chunk_tokens, self._num_loops, self.rings.slots_per_ring)
+
+    def _forget_unfinished(self, state: RequestState) -> None:
+        self.hidden_rows -= state.prompt.num_resident_rows
+        state.prompt.rewind()
+
+    def cancel(self, request_id: int) -> RequestState | None:
+        """End a waiting, parked or running request; return its state, None when it never ran."""
+        state = self.running.get(request_id)
+        if state is not None:
+            self.end(state)
+            self.release_drained()
+            return state
+        self.waiting.withdraw(request_id)
+        self._may_admit = True
+        parked = self._parked.pop(request_id, None)
+        if parked is None:
+            return None
+        self.num_swapped_groups -= parked.num_swapped_groups or 0
+        self._released.append(request_id)
+        return parked.state
+
+    def end(self, state: RequestState) -> None:
+        """Nothing of `state` is scheduled any more; it drains."""
+        state.is_ended = True
+        state.phase = Phase.DRAINED
+        self._draining.append(state)
+
+    @property
+    def is_draining(self) -> bool:
+        return bool(self._draining)
+
+    def collected(self, seq: int) -> None:
+        """Batch `seq` is collected: whoever it touched last may give way now."""
+        self.collected_seq = seq
+        if self._by_priority and self._preemption != "off" and len(self.waiting):
+            self._may_admit = True
+
+    def release_drained(self) -> None:
+        """Take back what ended requests hold, of those that no submitted batch touches any more."""
+        remaining = []
+        for state in self._draining:
+            if state.last_seq > self.collected_seq:
+                remaining.append(state)
+                continue
+            self.hidden_rows -= state.prompt.num_resident_rows
+            self._give_back(state)
+            self._released.append(state.request_id)
+            self._may_admit = True
+        if len(remaining) < len(self._draining):
+            self._reorder()
+            self.check_counts()
+        self._draining = remaining
+
+    def handover(self, moves: Moves | None) -> Handover:
+        """What changed hands since the batch before, for the batch that is formed now after `moves`."""
+        released = tuple(self._released)
+        self._released.clear()
+        if moves is None:
+            return Handover(released=released) if released else NOTHING
+        return Handover(tuple(moves.preemptions), tuple(moves.allocations), tuple(moves.growths), released, moves.swapped_bytes)
+
+    def _give_back(self, state: RequestState) -> None:
+        self.blocks.release(state.request_id)
+        self.rings.release(state.ring_id)
+        state.block_groups = []
+        del self.running[state.request_id]
+
+    def _reorder(self) -> None:
+        self.order = tuple(
+            sorted(self.running.values(), key=lambda state: (state.priority if self._by_priority else 0, state.order))
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` unless blocks, rings and running requests account for one another, id by id."""
+        self.blocks.check_integrity()
+        self.rings.check_integrity()
+        self.check_counts()
+
+    def check_counts(self) -> None:
+        """Invariant 4 by numbers only: cheap enough for every release."""
+        held = sum(len(state.block_groups) for state in self.running.values()) * self.blocks.planes
+        if held != self.blocks.used_blocks:
+            raise InvariantError(f"invariant 4: running requests hold {held} blocks, the ledger counts {self.blocks.used_blocks}")
+
+    def leftovers(self, num_in_flight: int) -> dict[str, int]:
+        """What is still held, waiting or submitted, by name: all zero at the end of a run."""
+        return {
+            "requests running": len(self.running),
+            "requests waiting": len(self.waiting),
+            "requests parked": len(self._parked),
+            "batches in flight": num_in_flight,
+            "blocks held": self.blocks.used_blocks,
+            "ring slots held": self.rings.used_slots,
+            "hidden rows held": self.hidden_rows,
+            "groups in host memory": self.num_swapped_groups,
+        }
