@@ -48,6 +48,25 @@ gpu-run: $(VENV)/.gpu ## run the four policies with real kernels on a GPU (CONFI
 profile: $(VENV)/.gpu ## measure what batches cost on a GPU, for the simulator to fit (PROFILE= file, MODEL=, QUICK=1, DEVICE=cpu)
 	$(BIN)/python -m executor profile --model $(or $(MODEL),ouro-1.4b) --device $(or $(DEVICE),cuda) $(if $(QUICK),--quick) --out $(or $(PROFILE),$(OUT)/profile.csv)
 
+# The runs are this machine's GPU's where there is one, else those kept of GPU=; MEASURED= names others. The simulator is GPU='s.
+GPU ?= h200
+REPEATS ?= 3
+MEASURED ?=
+compare: $(VENV)/.base ## hold the simulator against a GPU's runs, measured here or kept in results/reference (GPU=, MEASURED=)
+	@[ -n "$(MEASURED)" ] || ! nvidia-smi -L > /dev/null 2>&1 || $(MAKE) --no-print-directory measure
+	@rm -rf $(OUT)/compare/sim
+	@measured="$(or $(MEASURED),$$(nvidia-smi -L > /dev/null 2>&1 && echo $(OUT)/compare/gpu || echo results/reference/$(GPU)/recorded))"; \
+	$(BIN)/python -m sim predict "$$measured" --device $(GPU) --out $(OUT)/compare/sim || [ $$? = 1 ] || exit 2; \
+	$(BIN)/python -m results compare $(OUT)/compare/sim "$$measured" --out $(OUT)/compare
+
+measure: $(VENV)/.gpu ## the runs of `make compare` on a GPU, resumable (REPEATS=, TRACE=AzureLLMInferenceTrace_conv.csv adds its part)
+	$(BIN)/python -m executor sweep executor/configs/compare-serving.yaml executor/configs/compare-prefill.yaml $(SETS) --repeats $(REPEATS) --out $(OUT)/compare/gpu
+ifneq ($(TRACE),)
+	$(BIN)/python -m executor sweep executor/configs/compare-azure.yaml --set 'workload.path=$(abspath $(TRACE))' --repeats $(REPEATS) --out $(OUT)/compare/gpu
+else
+	@echo "left out: the Azure trace, TRACE= does not name it" >&2
+endif
+
 bench-gpu: $(VENV)/.gpu ## this executor beside a plain eager loop on one GPU
 	$(BIN)/python -m executor peer-bench
 
@@ -65,4 +84,4 @@ lint: $(VENV)/.dev ## check style and types; changes nothing
 clean: ## remove the environment and all run outputs
 	rm -rf $(VENV) results/runs *.egg-info
 
-.PHONY: help setup simulate gpu-run profile bench-gpu bench test lint clean
+.PHONY: help setup simulate gpu-run profile compare measure bench-gpu bench test lint clean

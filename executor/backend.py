@@ -1,7 +1,7 @@
 """The real world's side of the engine: the wall clock, arrivals as they come due, and a device that runs batches in order.
 
-Drives the same generator as the simulator. With two batches in flight the host plans batch n+1 while the device runs batch n; it
-waits for the device only when the engine waits.
+Drives the same generator as the simulator. With several batches in flight the host plans the next ones while the device runs the
+first; it waits for the device only when the engine waits.
 """
 
 import time
@@ -17,7 +17,7 @@ from policies.core.engine import Engine, advance
 from policies.core.events import Completion, Event, Submit, Tick
 from policies.core.limit import Roofline
 from policies.core.oracle import last_tokens
-from policies.core.request import Oracle
+from policies.core.request import Oracle, Status
 
 SPIN_NS = 200_000
 """Closer to an arrival than this the host spins; sleeping would overshoot."""
@@ -118,13 +118,15 @@ class DeviceBackend:
         now_ns = max(self._timeline.now_ns(), self._engine.now_ns)
         finished_ns = min(max(finished_ns, batch.formed_ns), now_ns)
         started_ns = min(max(started_ns, batch.formed_ns), finished_ns)
-        stops = last_tokens(batch, self._engine.log.records, self._oracle)
+        records = self._engine.log.records
+        stops = last_tokens(batch, records, self._oracle)
         for observer in self._observers:
             observer.collected(launched, stops)
         if batch.stage is Stage.CODA:
             assert launched.tokens is not None
             for item, token in zip(batch.ranges, launched.tokens.tolist(), strict=True):
-                self.tokens.setdefault(item.request_id, []).append(token)
+                if records[item.request_id].status in (Status.WAITING, Status.RUNNING):  # else it had ended: surplus
+                    self.tokens.setdefault(item.request_id, []).append(token)
         select_ns, host_ns = self._host_ns.pop(batch.seq)
         limit_ns = int(sum(self._roofline.parts(batch))) if self._roofline else 0
         return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns)

@@ -20,15 +20,21 @@ def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="executor", description="Run scheduling policies with real kernels.")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="run|sweep|diagnose|preserve|profile|bench|peer-bench", parser_class=OneLineParser
+        dest="command",
+        required=True,
+        metavar="run|sweep|diagnose|preserve|profile|bench|trace|peer-bench",
+        parser_class=OneLineParser,
     )
     run = commands.add_parser("run", help="one run")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
     run.set_defaults(action=_run)
     sweep = commands.add_parser("sweep", help="a grid of runs on one loaded model, one after another, resumable")
-    sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
+    sweep.add_argument("config", type=Path, nargs="+", metavar="SWEEP.yaml")
     sweep.add_argument("--no-plots", action="store_true", help="draw no comparison of the cells")
+    sweep.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="run the whole grid N times, so that figures have a spread"
+    )
     sweep.set_defaults(action=_sweep)
     diagnose = commands.add_parser("diagnose", help="compare hidden states and tokens of two policies, bit for bit, depth by depth")
     diagnose.add_argument("config", type=Path, metavar="CONFIG.yaml")
@@ -46,6 +52,13 @@ def main(arguments: Sequence[str]) -> int:
     profile.add_argument("--out", type=Path, required=True, metavar="PROFILE.csv")
     profile.add_argument("--quick", action="store_true", help="a fifth of the cases")
     profile.set_defaults(action=_profile)
+    trace = commands.add_parser("trace", help="profile a window of batches: does the host ever wait for the device? (CUDA)")
+    trace.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    trace.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
+    trace.add_argument("--skip", type=int, default=300, metavar="N", help="batches before the window (default: 300)")
+    trace.add_argument("--batches", type=int, default=100, metavar="N", help="batches in the window (default: 100)")
+    trace.add_argument("--out", type=Path, default=Path("results/runs/trace"), metavar="DIR")
+    trace.set_defaults(action=_trace)
     peer = commands.add_parser("peer-bench", help="beside the eager loop a user would write, same weights and prompts (CUDA)")
     peer.add_argument("--model", default="ouro-1.4b", metavar="NAME")
     peer.add_argument("--out", type=Path, default=Path("results/runs/peer-bench"), metavar="DIR")
@@ -92,14 +105,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    grid = load_grid(options.config, options.set)
+    grid = [cell for path in options.config for cell in load_grid(path, options.set)]
+    if options.repeats < 1:
+        raise InputError(f"--repeats: {options.repeats}, expected at least 1")
     _need_torch()
     from executor.sweep import run_grid
     from results.sweep import write_sweep
     from results.table import print_table
 
-    out = options.out or Path("results/runs") / f"gpu-{options.config.stem}"
-    cells = run_grid(grid, options.device, out, use_graphs=not options.no_graphs, audit=options.audit)
+    out = options.out or Path("results/runs") / f"gpu-{options.config[0].stem}"
+    cells = run_grid(grid, options.device, out, repeats=options.repeats, use_graphs=not options.no_graphs, audit=options.audit)
     print_table([summary for _, _, summary in cells])
     files = write_sweep(cells, out, plots=not options.no_plots)
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
@@ -146,6 +161,16 @@ def _profile(options: argparse.Namespace) -> int:
     from executor.profiling.command import profile
 
     return profile(options.model, options.device, options.out, quick=options.quick)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    config = load_config(options.config, options.set)
+    _need_torch()
+    from executor.trace import print_account, trace
+
+    account = trace(config, options.out, options.skip, options.batches)
+    print_account(account)
+    return 1 if account.blocking else 0
 
 
 def _peer_bench(options: argparse.Namespace) -> int:

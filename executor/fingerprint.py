@@ -47,12 +47,13 @@ class Fingerprints:
             self._hidden.setdefault(item.request_id, []).append(checksum(state))
 
     def collected(self, launched: Launched, stops: frozenset[int]) -> None:
-        """Fingerprint the K/V of the requests that end, while their blocks are still theirs."""
+        """Fingerprint the K/V of the requests that end, while their blocks are theirs; forget states behind surplus tokens."""
         assert self._runner is not None
         for item in launched.batch.ranges:
             if item.request_id in stops:
                 request = self._runner.requests[item.request_id]
                 self._kv[item.request_id] = self._kv_checksums(request, item.token_start + 1)
+                del self._hidden[item.request_id][item.token_start - len(request.prompt) + 2 :]
 
     def finish(self) -> dict[int, Fingerprint]:
         """The fingerprints by request id; waits for the device."""

@@ -40,8 +40,7 @@ class BatchPacker:
         """
         if batch.loop_count:
             return self._pack_depths(host, batch, requests)
-        for field in (host.token_ids, host.sampled_rows, host.source_rows, host.target_rows):
-            field.fill(-1)
+        host.row_fields[2:] = -1
         if batch.stage is Stage.PREFILLING_PRELUDE:
             self._pack_staging(host, batch, requests)
         else:

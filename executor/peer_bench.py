@@ -45,7 +45,7 @@ def configs(model: str) -> list[RunConfig]:
     """Decode at batch 1 and 8, then prefill whole (as large as the budget allows), in chunks of 16, and of 128."""
 
     def config(policy: str, chunk: int | None, workload: dict[str, Any]) -> RunConfig:
-        scheduler = {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "prefill_chunk_size": chunk, "inflight": 2}
+        scheduler = {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "prefill_chunk_size": chunk, "inflight": 4}
         raw = {"model": model, "policy": policy, "scheduler": scheduler, "workload": workload, "seed": 0}
         return parse_config(raw, Path("."), "peer bench")
 

@@ -1,9 +1,10 @@
 """Token preservation: the same requests under every policy, chunk size and company, compared bit for bit.
 
 Compares output token ids, the final hidden state behind every token, and every K/V element of every depth plane with those of the
-first run. Anything but zero differences is a bug.
+first run. Anything but zero differences is a bug. `bits` is a digest of all three, to compare with another command's (graphs off).
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ class Comparison:
     tokens_differ: int
     hidden_differ: int
     kv_differ: int
+    bits: str
 
     @property
     def is_identical(self) -> bool:
@@ -70,12 +72,15 @@ def compare(
         sum(expected[0].get(key) != found[0].get(key) for key in ids),
         sum(expected[1].get(key, empty).hidden != found[1].get(key, empty).hidden for key in ids),
         sum(expected[1].get(key, empty).kv != found[1].get(key, empty).kv for key in ids),
+        hashlib.sha256(repr([(key, tokens, found[1].get(key)) for key, tokens in sorted(found[0].items())]).encode()).hexdigest(),
     )
 
 
 def print_comparisons(results: Sequence[Comparison]) -> None:
-    table = Table("run", "requests", "tokens", "tokens differ", "hidden differ", "K/V differ", title="against the first run")
+    table = Table(
+        "run", "requests", "tokens", "tokens differ", "hidden differ", "K/V differ", "bits", title="against the first run"
+    )
     for item in results:
         counts = (item.num_requests, item.num_tokens, item.tokens_differ, item.hidden_differ, item.kv_differ)
-        table.add_row(item.label, *map(str, counts))
+        table.add_row(item.label, *map(str, counts), item.bits[:16])
     Console(width=140).print(table)

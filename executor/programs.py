@@ -24,8 +24,6 @@ BUCKETS = (
     2048,
 )  # fmt: skip
 """Row counts that batches are padded to. Dense where a step of the linear layers costs time, multiples of their tiles above."""
-HOST_BUFFERS = 3
-"""Host sides of a buffer, used in turn: with two batches in flight the third is free."""
 
 
 class ProgramKey(NamedTuple):
@@ -54,6 +52,7 @@ class Bucket:
 class Programs:
     """Builds and runs the programs of one model over one set of pools.
 
+    `inflight` batches may be enqueued before one is collected: host buffers are one more, used in turn, so the next is always free.
     `use_graphs` captures every program the first time it runs (CUDA only). `after_loop(depth_offset, hidden)` is called after
     every loop, which only eager programs can do: give it for diagnostics, without graphs.
     """
@@ -64,6 +63,7 @@ class Programs:
         pools: Pools,
         max_rows: int,
         max_requests: int,
+        inflight: int,
         sampling: SamplingSettings,
         use_graphs: bool,
         after_loop: Callable[[int, torch.Tensor], None] | None = None,
@@ -72,14 +72,15 @@ class Programs:
         self._model = model
         self._pools = pools
         self._device = weights.embedding.device
+        self._num_hosts = inflight + 1
         self._scratch = Scratch.allocate(model.shape, max_rows, weights.embedding.dtype, self._device)
         self._sizes = [size for size in BUCKETS if size < max_rows] + [max_rows]
         max_logit_rows = next((size for size in self._sizes if size >= max_requests), max_rows)
         self._logits = torch.zeros((max_logit_rows, model.shape.vocab_size), dtype=weights.embedding.dtype, device=self._device)
         self._tokens = torch.zeros(max_logit_rows, dtype=torch.int32, device=self._device)
         pin = self._device.type == "cuda"
-        self._host_tokens = torch.zeros((HOST_BUFFERS, max_logit_rows), dtype=torch.int32, pin_memory=pin)
-        self._host_seeds = torch.zeros((HOST_BUFFERS, max_logit_rows), dtype=torch.int64, pin_memory=pin)
+        self._host_tokens = torch.zeros((self._num_hosts, max_logit_rows), dtype=torch.int32, pin_memory=pin)
+        self._host_seeds = torch.zeros((self._num_hosts, max_logit_rows), dtype=torch.int64, pin_memory=pin)
         self._num_codas = 0
         self._sampling = sampling
         self._settings = SamplingRows(
@@ -101,7 +102,7 @@ class Programs:
         if bucket is None:
             layout = MetaLayout.for_rows(size)
             pin = self._device.type == "cuda"
-            hosts = tuple(HostMeta.allocate(layout, pin) for _ in range(HOST_BUFFERS))
+            hosts = tuple(HostMeta.allocate(layout, pin) for _ in range(self._num_hosts))
             bucket = self._buckets[size] = Bucket(BatchMeta.allocate(layout, self._device), hosts, self._scratch.rows(size))
         return bucket
 
@@ -184,14 +185,14 @@ class Programs:
 
     def set_seeds(self, seeds: list[int]) -> None:
         """Enqueue the seeds of the next coda's rows."""
-        host = self._host_seeds[self._num_codas % HOST_BUFFERS, : len(seeds)]
+        host = self._host_seeds[self._num_codas % self._num_hosts, : len(seeds)]
         host.numpy()[:] = seeds
         self._settings.seeds[: len(seeds)].copy_(host, non_blocking=True)
 
     def copy_tokens(self, rows: int) -> torch.Tensor:
         """Enqueue a copy of the last coda's tokens to a host buffer: [rows] int32, valid from when the device is past it until
-        HOST_BUFFERS codas later."""
-        host = self._host_tokens[self._num_codas % HOST_BUFFERS, :rows]
+        `inflight` codas later."""
+        host = self._host_tokens[self._num_codas % self._num_hosts, :rows]
         self._num_codas += 1
         host.copy_(self._tokens[:rows], non_blocking=True)
         return host

@@ -19,6 +19,7 @@ from executor.model.forward import LoopedModel
 from executor.model.weights import Weights, random_weights, weight_bytes
 from executor.pools import Pools, blocks_that_fit
 from executor.programs import Programs
+from executor.source import kernel_sha256
 from policies.config import RunConfig, locate
 from policies.core.errors import InputError
 from policies.core.limit import DeviceFacts
@@ -98,7 +99,10 @@ class Session:
                 self.device,
             )
             max_rows = max(config.scheduler.max_num_batched_tokens for config in configs)
-            self.programs = Programs(self.model, self.pools, max_rows, num_rings, first.sampling, self.uses_graphs, after_loop)
+            inflight = max(config.scheduler.inflight for config in configs)
+            self.programs = Programs(
+                self.model, self.pools, max_rows, num_rings, inflight, first.sampling, self.uses_graphs, after_loop
+            )
         except torch.OutOfMemoryError as error:
             found = str(error).split(". Of the allocated")[0]
             knobs = "cache.num_blocks, scheduler.max_num_seqs or scheduler.max_num_batched_tokens"
@@ -124,6 +128,7 @@ class Session:
             "weights": str(self.checkpoint) if self.checkpoint else f"random, seed {self.seed}",
             "dtype": str(self.dtype).removeprefix("torch."),
             "cuda_graphs": self.uses_graphs,
+            "kernel_sha256": kernel_sha256(),
         }
 
     def _load(self, stored: ModelShape) -> Weights:

@@ -16,25 +16,34 @@ Cell = tuple[dict[str, Any], Path, dict[str, Any]]
 
 
 def run_grid(
-    grid: Sequence[tuple[dict[str, Any], RunConfig]], device: str, out: Path, *, use_graphs: bool = True, audit: bool = False
+    grid: Sequence[tuple[dict[str, Any], RunConfig]],
+    device: str,
+    out: Path,
+    *,
+    repeats: int = 1,
+    use_graphs: bool = True,
+    audit: bool = False,
 ) -> list[Cell]:
-    """(axes, run directory, summary) of every cell, in order. A cell interrupted by Ctrl-C is the last one.
+    """(axes, run directory, summary) of every cell, in order, the whole grid `repeats` times over: repeats lie far apart in time.
 
-    Every cell is checked before the first runs. A cell that fails ends the sweep with its error; finished ones stay, and the next
-    call goes on from there.
+    The second run of a cell is in a directory that ends in `-r2`. A cell interrupted by Ctrl-C is the last one. Every cell is
+    checked before the first runs. A cell that fails ends the sweep with its error; finished ones stay, and the next call goes on
+    from there.
     """
-    places = [
-        out / "cells" / RunIdentity.from_config(config.resolved, "executor", 0, device=device).directory_name for _, config in grid
-    ]
-    done = [finished_summary(place, input_sha256(config)) for place, (_, config) in zip(places, grid, strict=True)]
     labels = workload_labels([(axes, config.resolved) for axes, config in grid])
-    todo = [config for (_, config), summary in zip(grid, done, strict=True) if summary is None]
+    plan = [
+        (axes, config, label, out / "cells" / (_directory_name(config, device) + (f"-r{repeat}" if repeat > 1 else "")))
+        for repeat in range(1, repeats + 1)
+        for (axes, config), label in zip(grid, labels, strict=True)
+    ]
+    done = [finished_summary(place, input_sha256(config)) for _, config, _, place in plan]
+    todo = [config for (_, config, _, _), summary in zip(plan, done, strict=True) if summary is None]
     session = Session(todo, device, use_graphs=use_graphs) if todo else None
     runs = iter(session.runs) if session else iter(())
-    if len(todo) < len(grid):
-        print(f"{len(grid) - len(todo)} of {len(grid)} cells are finished already", file=sys.stderr)
+    if len(todo) < len(plan):
+        print(f"{len(plan) - len(todo)} of {len(plan)} cells are finished already", file=sys.stderr)
     cells: list[Cell] = []
-    for (axes, _), place, summary, label in zip(grid, places, done, labels, strict=True):
+    for (axes, _, label, place), summary in zip(plan, done, strict=True):
         if summary is None:
             assert session is not None
             _, summary, _ = execute(session, next(runs), place, label=label, plots=False, audit=audit)
@@ -42,3 +51,7 @@ def run_grid(
         if summary["status"] == "interrupted":
             break
     return cells
+
+
+def _directory_name(config: RunConfig, device: str) -> str:
+    return RunIdentity.from_config(config.resolved, "executor", 0, device=device).directory_name

@@ -31,6 +31,8 @@ T = TypeVar("T")
 AVAILABLE_CACHE = {"prefix_caching": False}
 LARGEST = 100_000_000
 """Above any pool or budget that a device could have: a larger number is a typing mistake."""
+MAX_INFLIGHT = 8
+"""Two decode steps of PRELUDE, RECURRENT and CODA and some; beyond it a deeper queue only makes decisions older."""
 SECTIONS = ("model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed")
 
 
@@ -268,6 +270,8 @@ def _check_scheduler(scheduler: SchedulerSettings, where: str) -> None:
     positive = ("max_num_seqs", "max_num_batched_tokens", "admission_scan_limit", "max_prefill_batches_before_decode")
     for name in (*positive, "min_coda_batch_size"):
         _at_least(getattr(scheduler, name), 1, where, f"scheduler.{name}")
+    if not 1 <= scheduler.inflight <= MAX_INFLIGHT:
+        raise InputError(f"{where}: scheduler.inflight: {scheduler.inflight}, expected 1 to {MAX_INFLIGHT}")
     _at_least(scheduler.max_admission_bypasses, 0, where, "scheduler.max_admission_bypasses")
     if scheduler.prefill_chunk_size is not None:
         _at_least(scheduler.prefill_chunk_size, 1, where, "scheduler.prefill_chunk_size")

@@ -13,6 +13,7 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
                                   queue_ms; tpot_ms, e2e_ms and the throughputs are of finished requests alone
     gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
     tokens_by_loops, loops_saved  decoded tokens (all but first ones) by the loops they ran, and the loops they did not run
+    select_us, prepare_us         host time of a batch: choosing it; packing and launching it
     limit_fraction                sum of physical limits / sum of device times; None when the backend told no limit
 
 Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value at rank 0.99 x (n - 1), interpolated between
@@ -100,7 +101,9 @@ def summarize(
         [record.first_scheduled_ns - record.request.arrival_ns for record in records if record.first_scheduled_ns is not None],
         dtype=np.int64,
     )
-    select_us = distribution(np.frombuffer(totals.select_ns, dtype=np.int64), 1e3)
+    select_us, prepare_us = (
+        distribution(np.frombuffer(samples, dtype=np.int64), 1e3) for samples in (totals.select_ns, totals.host_ns)
+    )
     summary: dict[str, Any] = {
         **identity.as_summary(),
         "status": status,
@@ -139,6 +142,7 @@ def summarize(
         "preemptions": sum(record.preemptions for record in records),
         "swapped_bytes": peaks.swapped_bytes,
         "select_us": {"mean": select_us["mean"], "p99": select_us["p99"]},
+        "prepare_us": {"mean": prepare_us["mean"], "p99": prepare_us["p99"]},
         "notes": notes,
     }
     for key, value in (extra or {}).items():

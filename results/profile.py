@@ -49,10 +49,11 @@ KINDS = {
 HEADER_KEYS = (
     "schema", "mode", "seed", "date", "commit", "gpu", "driver", "python", "torch", "cuda", "triton", "model", "dtype",
     "kernel_sha256", "cuda_graphs", "block_size", "row_buckets", "tile_rows", "tile_keys", "split_keys", "attention_slots",
+    "attention_partials", "attention_spare_items",
 )  # fmt: skip
 """Every profile has all of them; a value may be blank. From `row_buckets` on they are what a batch's shape is rounded to: row
-counts of the captured programs and heights of query tiles (blank-separated, ascending), keys of a history tile and of a split,
-work units of attention that run at once."""
+counts of the captured programs and heights of query tiles (blank-separated, ascending), keys of a history tile and of a split, work
+units of attention that run at once, and the room for splits: rows of partial results, items beyond one for each bucket row."""
 COMPLETE = "# complete: "
 
 

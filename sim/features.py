@@ -43,13 +43,16 @@ class Work(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Cutting:
     """How the executor cuts batches: row counts of its programs and query-tile heights (both ascending), keys of a history tile and
-    of a split, attention work units that run at once, and units per item."""
+    of a split, attention work units that run at once, rows of partial results and items beyond one per bucket row that there is
+    room for, and units per item."""
 
     row_buckets: tuple[int, ...]
     tile_rows: tuple[int, ...]
     tile_keys: int
     split_keys: int
     attention_slots: int
+    attention_partials: int
+    attention_spare_items: int
     num_heads: int
 
     def bucket(self, rows: int) -> int:
@@ -96,9 +99,14 @@ class Cutting:
             lengths = [end + 1 for end in ends]
         else:
             lengths = []
+            spare_items = self.bucket(rows) + self.attention_spare_items - len(ends)
+            spare_partials = self.attention_partials
             for end, tile in zip(ends, heights, strict=True):
                 splits = end // per_split + 1
                 if splits > most_splits:
+                    spare_items -= splits - 1
+                    spare_partials -= tile * splits
+                if splits > most_splits and min(spare_items, spare_partials) >= 0:
                     lengths += [per_split] * (splits - 1) + [end + 1 - per_split * (splits - 1)]
                     combined_rows += tile
                     partials += tile * splits

@@ -18,8 +18,8 @@ from policies.core.hf_config import shape_from_hf_config
 from policies.core.model import SHIPPED_MODELS, ModelShape
 from results.profile import Profile, read_profile
 from sim.features import Cutting, Work
-from sim.modelfile import FIT_VERSION, SCHEMA, Errors, ModelFile, read_model
-from sim.solve import TABLES, Case, fit_device, fit_host, fit_loop
+from sim.modelfile import FIT_VERSION, SCHEMA, Copies, Errors, ModelFile, read_model
+from sim.solve import Case, fit_copies, fit_device, fit_host, fit_loop
 
 Name = TypeVar("Name", bound=str)
 FOLDS = 5
@@ -33,10 +33,11 @@ def fit_profile(profile: Profile, sha256: str) -> ModelFile:
     rows = [row for row in profile.rows if row.stage is not None and row.kind != "copies"]
     cases = [Case.of(row, cutting) for row in rows]
     timed = [case for case in cases if case.row.device_ns and case.row.kind != "host"]
-    for stages, name in [((Stage.RECURRENT,), "RECURRENT"), *(((stage,), str(stage)) for stage in TABLES)]:
-        if not any(case.stage in stages for case in timed):
-            raise InputError(f"{profile.path}: no device time of a {name} batch, expected some: profile the device again")
+    for stage in (Stage.RECURRENT, Stage.PRELUDE, Stage.CODA):
+        if not any(case.stage is stage for case in timed):
+            raise InputError(f"{profile.path}: no device time of a {stage} batch, expected some: profile the device again")
     errors = held_out(timed, FOLDS)
+    copies = fit_copies(profile.of_kind("copies"), model.num_loops)
     return ModelFile(
         schema=SCHEMA,
         fit_version=FIT_VERSION,
@@ -44,7 +45,7 @@ def fit_profile(profile: Profile, sha256: str) -> ModelFile:
         profile=dict(profile.header),
         model=model,
         cutting=cutting,
-        device=fit_device(timed),
+        device=fit_device(timed, copies),
         host=fit_host(cases),
         loop=fit_loop(profile),
         profiled=profiled(timed),
@@ -112,8 +113,11 @@ def cutting_of(profile: Profile, model: ModelShape) -> Cutting:
             raise InputError(f"{profile.path}: {key}: {text!r}, expected ascending whole numbers")
         return values
 
-    (tile_keys,), (split_keys,), (slots,) = (numbers(key)[:1] for key in ("tile_keys", "split_keys", "attention_slots"))
-    return Cutting(numbers("row_buckets"), numbers("tile_rows"), tile_keys, split_keys, slots, model.num_heads)
+    tile_keys, split_keys, slots, partials, spare_items = (
+        numbers(key)[0] for key in ("tile_keys", "split_keys", "attention_slots", "attention_partials", "attention_spare_items")
+    )
+    buckets, heights = numbers("row_buckets"), numbers("tile_rows")
+    return Cutting(buckets, heights, tile_keys, split_keys, slots, partials, spare_items, model.num_heads)
 
 
 Held = tuple[Case, float]
@@ -133,7 +137,7 @@ def held_out(cases: Sequence[Case], folds: int) -> list[Held]:
         train = [case for case in cases if fold_of(case.composition, folds) != fold]
         left = {case.stage for case in train}
         alone = [case for case in test if not (case.stage in left or case.loops)]
-        times = fit_device(train + alone)
+        times = fit_device(train + alone, Copies(0.0, 0.0, 0.0))
         errors += [(case, case.predicted_ns(times) / case.device_ns - 1) for case in test if case not in alone]
     return errors
 

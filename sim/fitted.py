@@ -22,7 +22,7 @@ LAYER_FIELDS = ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "
 
 
 class FittedModel(LatencyModel):
-    """Predicts batches of `model` with the coefficients of `file`. Exit copies, which no profile has, are predicted at their limit.
+    """Predicts batches of `model` with the coefficients of `file`.
 
     Raises `InputError` when the file was fitted for another model shape or on a device whose ceilings are not known. A model with
     another number of layers, all else equal, is predicted by layers, and `provenance` says so.
@@ -49,8 +49,9 @@ class FittedModel(LatencyModel):
     def predict(self, batch: ExecutionBatch) -> Prediction:
         rows, loops, ranges = batch.rows, batch.loop_count, batch.ranges
         components = self._recurrent_ns(self.file.cutting.key(ranges), loops) if loops else self._flat_ns(batch.stage, rows)
-        copies_ns = self._roofline.copies_ns(batch)
-        if copies_ns:
+        if batch.stage is Stage.CODA and (skipped := [item.depth for item in ranges if item.depth]):
+            planes = sum([self.model.num_loops - depth for depth in skipped])
+            copies_ns = max(self.layer_factor * self.file.device.copies.of(len(skipped), planes), self._roofline.copies_ns(batch))
             components = (*components[:4], round(copies_ns), components[5])
         limit_ns = int(sum(self._roofline.parts(batch)))
         return Prediction(components, limit_ns, *self._host_ns(batch.stage, len(ranges), rows, loops))
@@ -80,8 +81,7 @@ class FittedModel(LatencyModel):
         device, bucket = self.file.device, self.file.cutting.bucket(rows)
         if stage is Stage.CODA:
             return 0, 0, 0, round(device.coda.at(bucket)), 0, 0
-        table = device.prelude if stage is Stage.PRELUDE else device.staging
-        return round(table.at(bucket)), 0, 0, 0, 0, 0
+        return round(device.embed.at(bucket)), 0, 0, 0, 0, 0
 
     def _compute_host_ns(self, stage: Stage, ranges: int, rows: int, loops: int) -> tuple[int, int, int, int]:
         """(select, prepare, launch, idle)."""

@@ -5,6 +5,7 @@ Written by `sim.fit`, read by `sim.fitted`. A model file names its profile by co
 
 import dataclasses
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,8 @@ SHARPNESS = 4
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Nanoseconds by row bucket, both rising: linear between entries, at the last slope beyond them, flat before the first."""
+    """Nanoseconds by row bucket, both rising: linear between entries, flat before the first, beyond the last at the slope of the
+    last doubling of rows."""
 
     rows: tuple[int, ...]
     ns: tuple[float, ...]
@@ -38,9 +40,26 @@ class Table:
     def at(self, rows: int) -> float:
         if rows <= self.rows[0] or len(self.rows) == 1:
             return self.ns[0]
-        high = next((at for at, known in enumerate(self.rows) if known >= rows), len(self.rows) - 1)
-        slope = (self.ns[high] - self.ns[high - 1]) / (self.rows[high] - self.rows[high - 1])
+        if rows > self.rows[-1]:
+            low, high = max(bisect_right(self.rows, self.rows[-1] // 2) - 1, 0), -1
+        else:
+            high = bisect_left(self.rows, rows)
+            low = high - 1
+        slope = (self.ns[high] - self.ns[low]) / (self.rows[high] - self.rows[low])
         return self.ns[high] + slope * (rows - self.rows[high])
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of K/V of rows that leave early: a fixed part where there are any, parts per row and per row and plane written."""
+
+    any_ns: float
+    row_ns: float
+    plane_ns: float
+
+    def of(self, rows: int, planes: int) -> float:
+        """`planes` are those written, of all `rows` together."""
+        return self.any_ns + self.row_ns * rows + self.plane_ns * planes if rows else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +98,16 @@ def attention_ns(work: Any, cost: Any, combine: Any) -> Any:
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
     """Coefficients of device time. `linear` is all of an invocation that depends on its row bucket alone, and `launch_ns` what a
-    recurrent batch costs beside its invocations; `prelude`, `staging` and `coda` are whole batches."""
+    recurrent batch costs beside its invocations. `embed` is a whole batch of tokens that are embedded, sampled or of prompts, which
+    run the same program; `coda` one of LM head and sampling."""
 
     launch_ns: float
     linear: Table
     attention: Mapping[int, Attention]
     combine: Combine
-    prelude: Table
-    staging: Table
+    embed: Table
     coda: Table
+    copies: Copies
 
     def recurrent_ns(self, work: Work, loops: int) -> tuple[float, float, float]:
         """(linear, attention, launch) of a recurrent batch."""

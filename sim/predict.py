@@ -32,7 +32,7 @@ from workloads.workload import RecordedOutputs, Workload
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One configuration: its measured runs with logs (repeats), and the directory of the run that stands for them."""
+    """One configuration: its measured runs (repeats), and the directory of the run that stands for them."""
 
     runs: tuple[Run, ...]
     config: RunConfig
@@ -53,10 +53,12 @@ def recorded_runs(paths: Sequence[str | Path]) -> list[Run]:
 def predict(paths: Sequence[str | Path], out: Path, device: str | None, jobs: int = -1) -> bool:
     """Simulate what the runs at `paths` did on `device` (None: the one in their configs), each configuration below `out`.
 
+    A run whose logs were not kept is simulated from its config, and neither replayed nor predicted batch by batch.
+
     Returns whether every decision of every run was decided alike. Prints a line for each. Raises `InputError` when a run cannot be
     simulated: its log is no log, or its workload is in a file that is not here and its own arrivals do not say enough.
     """
-    tasks = plan(recorded_runs(paths), out, device)
+    tasks = plan(find_runs(paths)[0], out, device)
     for task in tasks:
         load_device(task.config.device, model_shape(task.config))
     is_equal = True
@@ -83,13 +85,15 @@ def plan(runs: Sequence[Run], out: Path, device: str | None) -> list[Task]:
 
 
 def run_task(task: Task) -> tuple[list[str], bool]:
-    """Simulate, then replay every measured run and predict the batches of the first; what to print, and whether all was alike."""
-    first = task.runs[0]
-    workload = recorded_workload(RecordedRun.read(first.path))
+    """Simulate, then replay every logged run and predict the batches of the first; what to print, and whether all was alike."""
+    logged = [run for run in task.runs if run.has_logs]
+    workload = recorded_workload(RecordedRun.read(logged[0].path)) if logged else None
+    folder, _ = simulate(task.config, task.directory, workload=workload, label=task.runs[0].workload, plots=False)
+    if not logged:
+        return [f"{task.runs[0].path}: simulated; it has kept no log to replay"], True
     latency = load_device(task.config.device, model_shape(task.config))
-    folder, _ = simulate(task.config, task.directory, workload=workload, label=first.workload, plots=False)
-    outcomes = [predict_batches(first.path, latency, folder), *(replay(run.path) for run in task.runs[1:])]
-    write_replays(folder, [_verdict(run, outcome) for run, outcome in zip(task.runs, outcomes, strict=True)])
+    outcomes = [predict_batches(logged[0].path, latency, folder), *(replay(run.path) for run in logged[1:])]
+    write_replays(folder, [_verdict(run, outcome) for run, outcome in zip(logged, outcomes, strict=True)])
     return [str(outcome) for outcome in outcomes], all(outcome.difference is None for outcome in outcomes)
 
 

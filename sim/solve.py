@@ -1,10 +1,10 @@
 """The coefficients of a latency model from measured batches. What they mean is in `sim.modelfile`; scipy is imported here alone.
 
-Device time of recurrent batches is one non-negative, robust least-squares problem in relative errors; the other stages are tables
-by row bucket, host times straight lines.
+Most are non-negative, robust least-squares problems in relative errors: recurrent batches together, exit copies and host times as
+straight lines of a few features. Batches without recurrent loops are tables by row bucket.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +15,12 @@ from policies.core.batch import Stage
 from results.profile import Profile, ProfileRow
 from sim.features import Cutting, Work
 from sim.latency import HostLoop
-from sim.modelfile import Attention, Combine, DeviceTimes, HostTime, StageHost, Table, attention_ns
+from sim.modelfile import Attention, Combine, Copies, DeviceTimes, HostTime, StageHost, Table, attention_ns
 
 Array = npt.NDArray[np.float64]
 OUTLIER = 0.03
 """Relative residual from which on a case counts by its size and no longer by its square."""
-TABLES = {Stage.PRELUDE: "prelude", Stage.PREFILLING_PRELUDE: "staging", Stage.CODA: "coda"}
+TABLES = {Stage.PRELUDE: "embed", Stage.PREFILLING_PRELUDE: "embed", Stage.CODA: "coda"}
 """Stages without recurrent loops, and their field of `DeviceTimes`."""
 GAPS = {
     "device_gap_ns": "from a batch's end to the start of the next, which was queued",
@@ -63,11 +63,18 @@ class Case:
         return table.at(self.work.bucket)
 
 
-def fit_device(cases: Sequence[Case]) -> DeviceTimes:
-    """All device coefficients from `cases`, which hold at least one of every stage in TABLES and a recurrent one."""
+def fit_device(cases: Sequence[Case], copies: Copies) -> DeviceTimes:
+    """All device coefficients from `cases`, which hold some recurrent ones, some that embed and some CODA."""
     recurrent = _Recurrent([case for case in cases if case.loops])
-    tables = {name: _table([case for case in cases if case.stage is stage]) for stage, name in TABLES.items()}
-    return recurrent.solve(**tables)
+    tables = {name: _table([case for case in cases if TABLES.get(case.stage) == name]) for name in dict.fromkeys(TABLES.values())}
+    return recurrent.solve(tables, copies)
+
+
+def fit_copies(rows: Sequence[ProfileRow], num_loops: int) -> Copies:
+    """Of rows of kind `copies`: each range's row left after its depth and is written to every plane behind it."""
+    ranges = [row.batch().ranges for row in rows]
+    features = [[1.0, len(items), sum(num_loops - 1 - item.depth for item in items)] for items in ranges]
+    return Copies(*_straight(features, [float(row.device_ns or 0) for row in rows])) if rows else Copies(0.0, 0.0, 0.0)
 
 
 class _Recurrent:
@@ -83,7 +90,7 @@ class _Recurrent:
         self._height = np.array([self._heights.index(case.work.tile_rows) for case in cases])
         self._work = Work(*(np.array(column) for column in zip(*(case.work for case in cases), strict=True)))  # type: ignore[arg-type]
 
-    def solve(self, prelude: Table, staging: Table, coda: Table) -> DeviceTimes:
+    def solve(self, tables: Mapping[str, Table], copies: Copies) -> DeviceTimes:
         per_loop = self._measured / self._loops
         first = 0.8 * float(per_loop.min())
         steps = np.full(len(self._buckets) - 1, 0.8 * float(np.ptp(per_loop)) / len(self._buckets) + 1.0)
@@ -99,9 +106,8 @@ class _Recurrent:
             linear=Table(tuple(self._buckets), tuple(map(_short, linear))),
             attention={height: Attention(*(_short(column[at]) for column in attention)) for at, height in enumerate(self._heights)},
             combine=Combine(*map(_short, combine)),
-            prelude=prelude,
-            staging=staging,
-            coda=coda,
+            copies=copies,
+            **tables,
         )
 
     def _parts(self, unknowns: Array) -> tuple[float, Array, Array, Array]:
@@ -117,13 +123,38 @@ class _Recurrent:
 
 
 def _table(cases: Sequence[Case]) -> Table:
-    """Median time by bucket, made to never fall."""
+    """Medians by bucket, made to never fall; a bucket counts by its cases."""
     by_bucket: dict[int, list[float]] = {}
     for case in cases:
         by_bucket.setdefault(case.work.bucket, []).append(case.device_ns)
     buckets = sorted(by_bucket)
-    rising = isotonic_regression([float(np.median(by_bucket[bucket])) for bucket in buckets]).x
+    medians = [float(np.median(by_bucket[bucket])) for bucket in buckets]
+    rising = isotonic_regression(medians, weights=[len(by_bucket[bucket]) for bucket in buckets]).x
     return Table(tuple(buckets), tuple(map(_short, rising)))
+
+
+def _straight(
+    features: Sequence[Sequence[float]], measured: Sequence[float], weights: Sequence[float] | None = None
+) -> list[float]:
+    """Non-negative coefficients of `features`, robust and in relative errors; a case of weight 4 counts as four.
+
+    A feature that these cases cannot tell from those before it has no part. The start is the plain least-squares solution.
+    """
+    all_features, values = np.array(features), np.array(measured)
+    kept: list[int] = []
+    for at in range(all_features.shape[1]):
+        if np.linalg.matrix_rank(all_features[:, [*kept, at]]) > len(kept):
+            kept.append(at)
+    scale = np.sqrt(np.ones(len(values)) if weights is None else np.array(weights) / np.mean(weights))
+    relative = all_features[:, kept] / values[:, None]
+    start = nnls(relative * scale[:, None], scale)[0]
+    unit = 1 / np.abs(relative).mean(axis=0)
+    result = least_squares(
+        lambda part: scale * (relative * unit @ part - 1), start / unit, bounds=(-1e-12, np.inf), loss="soft_l1", f_scale=OUTLIER
+    )
+    solution = np.zeros(all_features.shape[1])
+    solution[kept] = np.maximum(result.x, 0.0) * unit
+    return [_short(value) for value in solution]
 
 
 def fit_host(cases: Sequence[Case]) -> dict[Stage, StageHost]:
@@ -142,20 +173,12 @@ def fit_host(cases: Sequence[Case]) -> dict[Stage, StageHost]:
 
 
 def _line(cases: Sequence[Case], column: str) -> HostTime | None:
-    """Non-negative least squares in relative errors; None where nothing was measured. A feature that these cases cannot tell from
-    those before it has no part in it."""
+    """The coefficients of a host column, every line counting by its observations; None where nothing was measured."""
     known = [case for case in cases if getattr(case.row, column)]
     if not known:
         return None
-    measured = np.array([float(getattr(case.row, column)) for case in known])
-    features = np.array([[1.0, case.num_ranges, case.row.rows or 0, case.loops] for case in known])
-    kept: list[int] = []
-    for at in range(features.shape[1]):
-        if np.linalg.matrix_rank(features[:, [*kept, at]]) > len(kept):
-            kept.append(at)
-    solution = np.zeros(features.shape[1])
-    solution[kept] = nnls(features[:, kept] / measured[:, None], np.ones(len(known)))[0]
-    return HostTime(*map(_short, solution))
+    features = [[1.0, case.num_ranges, case.row.rows or 0, case.loops] for case in known]
+    return HostTime(*_straight(features, [float(getattr(case.row, column)) for case in known], [case.row.n or 1 for case in known]))
 
 
 def _idle_ns(cases: Sequence[Case]) -> float:

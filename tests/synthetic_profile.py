@@ -9,7 +9,7 @@ from policies.core.model import OURO_1_4B
 from policies.core.runlog import ranges_text
 from results.profile import HEADER_KEYS, ProfileRow, ProfileWriter
 from sim.features import Cutting
-from sim.modelfile import Attention, Combine, DeviceTimes, Table
+from sim.modelfile import Attention, Combine, Copies, DeviceTimes, Table
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 HEADER = {
@@ -27,8 +27,10 @@ HEADER = {
     "tile_keys": "64",
     "split_keys": "512",
     "attention_slots": "264",
+    "attention_partials": "8192",
+    "attention_spare_items": "1024",
 }
-CUTTING = Cutting(BUCKETS, (16, 32, 64, 128), 64, 512, 264, OURO_1_4B.num_heads)
+CUTTING = Cutting(BUCKETS, (16, 32, 64, 128), 64, 512, 264, 8192, 1024, OURO_1_4B.num_heads)
 TRUTH = DeviceTimes(
     launch_ns=12_000,
     linear=Table(BUCKETS, (1.2e6, 1.21e6, 1.22e6, 1.23e6, 1.24e6, 1.25e6, 1.3e6, 1.4e6, 1.6e6, 2.4e6, 4.2e6, 8.1e6)),
@@ -39,9 +41,9 @@ TRUTH = DeviceTimes(
         128: Attention(120_000, 46_000, 4_000),
     },
     combine=Combine(30_000, 250, 40),
-    prelude=Table((1, 8, 32), (30_000, 31_000, 33_000)),
-    staging=Table((16, 128, 512), (35_000, 36_000, 40_000)),
+    embed=Table((1, 8, 32, 128, 512), (30_000, 31_000, 33_000, 36_000, 40_000)),
     coda=Table((1, 8, 32), (75_000, 77_000, 80_000)),
+    copies=Copies(3_000, 60, 25),
 )
 GAPS = (
     ("from a batch's end to the start of the next, which was queued", 1_300),
@@ -94,8 +96,7 @@ def true_ns(stage: Stage, loops: int, ranges: tuple[ScheduledRange, ...]) -> flo
     work = CUTTING.work(CUTTING.key(ranges))
     if loops:
         return sum(TRUTH.recurrent_ns(work, loops))
-    tables = {Stage.PRELUDE: TRUTH.prelude, Stage.PREFILLING_PRELUDE: TRUTH.staging, Stage.CODA: TRUTH.coda}
-    return tables[stage].at(work.bucket)
+    return (TRUTH.coda if stage is Stage.CODA else TRUTH.embed).at(work.bucket)
 
 
 def host_ns(stage: Stage, num_ranges: int, loops: int) -> tuple[int, int, int]:
@@ -115,6 +116,11 @@ def write_profile(path: Path, header: dict[str, str] | None = None) -> Path:
             rows.append(dataclasses.replace(row, **timed, idle_device_ns=device + 25_000, prepare_ns=prepare, launch_ns=launch))
             if kind in ("attention", "prelude", "coda"):
                 rows.append(dataclasses.replace(row, kind="host", n=20, select_ns=select, prepare_ns=prepare, launch_ns=launch))
+        for count, depth in product((1, 4, 8, 32), range(3)):
+            left = tuple(item._replace(depth=depth) for item in decodes(count, 100))
+            ns = round(TRUTH.copies.of(count, count * (3 - depth)))
+            name = f"{count} rows after depth {depth}"
+            rows.append(ProfileRow("copies", name, Stage.RECURRENT, 0, count, ranges_text(left), 20, ns, ns, ns))
         rows += [ProfileRow("gap", f"a run: {case}", n=9, device_ns=ns) for case, ns in GAPS]
         writer.append(rows)
         writer.finish()

@@ -17,7 +17,7 @@ from workloads.workload import Workload  # noqa: E402
 
 POLICIES = ("atomic", "split", "mixed", "wcpb")
 CHUNKS = (16, 32, 64, 128, "null")
-COMPANY = ((1, 1), (4, 2), (3, 1), (6, 2), (2, 2))
+COMPANY = ((1, 1), (4, 2), (3, 1), (6, 4), (2, 8))
 """(max_num_seqs, inflight): alone, with all others, and between; one of them for every policy and chunk size, in turn."""
 PROMPTS, OUTPUTS = "[37, 140, 63, 5, 128, 1]", "[4, 2, 5]"
 BASE = (

@@ -61,7 +61,7 @@ def decoded(result: Run) -> list[tuple[str, int, int]]:
 def one_request(inflight: int, exits: ExitSettings, loops: list[int]) -> Run:
     """One prompt token, one output token from prefill and one for each of `loops`."""
     world = World(exit_loops=lambda _, position: loops[position - 1])
-    settings = SchedulerSettings(2, 16, 4, inflight=inflight)  # type: ignore[arg-type]
+    settings = SchedulerSettings(2, 16, 4, inflight=inflight)
     return run(Atomic(), [Request(0, 0, 1, len(loops) + 1)], settings, world=world, exits=exits)
 
 
@@ -95,6 +95,11 @@ def test_no_boundary_before_min_loops_and_none_after_max_loops() -> None:
     assert decoded(result) == [*early, *early, *late, *late]
     fixed_at_2 = one_request(2, ExitSettings("trace", 2, 2), [1, 4])
     assert decoded(fixed_at_2) == 2 * [("PRELUDE", 0, 0), ("RECURRENT", 0, 2), ("CODA", 2, 0)]
+
+
+def test_a_queue_deeper_than_two_is_refused() -> None:
+    with pytest.raises(InputError, match=r"scheduler.inflight: 3 with early exits, expected 1 or 2: "):
+        one_request(3, ExitSettings("trace"), [1])
 
 
 @pytest.mark.parametrize(

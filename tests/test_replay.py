@@ -58,7 +58,7 @@ def assert_equal(outcome: Outcome) -> None:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of the executor on this CPU: every policy, one and two batches in flight, every kind of loop."""
+    """Runs of the executor on this CPU: every policy, one, two and four batches in flight, every kind of loop."""
     torch = pytest.importorskip("torch", reason="the executor's runs need torch")
     from executor.run import execute
     from executor.session import Session
@@ -67,7 +67,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("executed")
     names, configs = [], []
     for policy in POLICIES:
-        for inflight in (1, 2):
+        for inflight in (1, 2, 4):
             for loop, arrival in LOOPS.items():
                 names.append(f"{policy}-{inflight}-{loop}")
                 raw = config_of(policy, inflight, workload=arrival)
@@ -77,7 +77,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("inflight", [1, 2])
+@pytest.mark.parametrize("inflight", [1, 2, 4])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_batch_of_an_executor_run_is_decided_again_from_its_measured_times(
     executed: dict[str, Path], policy: str, inflight: int, loop: str
@@ -86,7 +86,7 @@ def test_every_batch_of_an_executor_run_is_decided_again_from_its_measured_times
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("inflight", [1, 2])
+@pytest.mark.parametrize("inflight", [1, 2, 4])
 @pytest.mark.parametrize("device", ["h200", "a100-seed"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_batch_of_a_simulated_run_is_decided_again(
@@ -109,21 +109,21 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
     policy = draw.choice(list(POLICIES))
     options = {"mix_decode": draw.random() < 0.5, "fuse_prelude": draw.random() < 0.5} if policy == "wcpb" else {}
     concurrency, max_context = draw.choice([None, 1, 2, 4]), draw.choice([None, 60])
-    chunk = draw.choice([4, 16, None])
+    chunk, inflight = draw.choice([4, 16, None]), draw.choice([1, 2, 2, 4, 8])
     raw = {
         "model": draw.choice(["ouro-tiny", "ouro-1.4b"]),
         "device": draw.choice(["a100-seed", "h200", "roofline:l4"]),
         "policy": {"name": policy, **options},
         "scheduler": {
             "max_num_seqs": draw.randint(1, 5), "max_num_batched_tokens": 16 if chunk else draw.choice([3, 64]),
-            "prefill_chunk_size": chunk, "inflight": draw.choice([1, 2]), "decode": draw.choice(["refill", "no_refill"]),
+            "prefill_chunk_size": chunk, "inflight": inflight, "decode": draw.choice(["refill", "no_refill"]),
             "admission": draw.choice(["fcfs", "priority"]), "admission_scan_limit": draw.randint(1, 4),
             "max_admission_bypasses": draw.randint(0, 2), "min_coda_batch_size": draw.randint(1, 3),
             "max_prefill_batches_before_decode": draw.randint(1, 3),
         },
         "cache": {"block_size": 16, "num_blocks": draw.choice([20, 28, 60, None])},
         "workload": {"kind": "trace", "path": "t.csv", "concurrency": concurrency, "max_context": max_context},
-        "exit": draw.choice([{}, {"mode": "trace"}, {"mode": "trace", "min_loops": 2, "max_loops": 3}]),
+        "exit": draw.choice([{}, {"mode": "trace"}, {"mode": "trace", "min_loops": 2, "max_loops": 3}]) if inflight <= 2 else {},
     }  # fmt: skip
     path = simulated(tmp_path / "run", raw)
     outcome = replay(path)

@@ -152,6 +152,16 @@ def test_packed_runs_are_compared_like_directories(measured: Path, tmp_path: Pat
     assert comparison.holds and not comparison.notes
 
 
+def test_runs_packed_without_logs_are_simulated_from_their_config(measured: Path, tmp_path: Path) -> None:
+    pack = tmp_path / "recorded" / "p.tar.xz"
+    assert status_of("pack", measured, "--logs", "none", "--out", pack) == 0
+    assert sim(["predict", str(pack), "--out", str(tmp_path / "sim"), "--jobs", "1"]) == 0
+    comparison = compare(tmp_path / "sim", pack, Tolerances(0, 0, 0))
+    assert [(len(cell.pair.measured), cell.is_replayed, cell.times) for cell in comparison.cells] == [(3, None, None)] * 2
+    assert comparison.holds
+    assert sim(["replay", str(pack)]) == 2
+
+
 def test_an_open_trace_is_simulated_from_the_recorded_requests_when_its_file_is_gone(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     rows = [f"{at * 1.5},{20 + 13 * at % 90},{1 + at % 4}" for at in range(15)]

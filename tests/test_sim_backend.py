@@ -72,7 +72,7 @@ def simulate(
     loop: HostLoop | None = None,
     shorter: dict[int, int] | None = None,
 ) -> Simulated:
-    settings = SchedulerSettings(prefill_chunk_size=4, max_num_batched_tokens=16, inflight=inflight)  # type: ignore[arg-type]
+    settings = SchedulerSettings(prefill_chunk_size=4, max_num_batched_tokens=16, inflight=inflight)
     text = io.StringIO()
     scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=400))
     engine = Engine(scheduler, Arrivals(requests), RunLog(text))
@@ -150,7 +150,7 @@ def test_waiting_for_a_launch_is_logged_as_launch() -> None:
     assert all(int(row["finished_ns"]) - int(row["started_ns"]) == 108 for row in rows)
 
 
-@pytest.mark.parametrize("inflight", [1, 2])
+@pytest.mark.parametrize("inflight", [1, 2, 5])
 def test_the_device_runs_batches_in_the_order_of_submission_and_one_at_a_time(inflight: int) -> None:
     spans = simulate(*(Request(at, 37 * at, 9, 3) for at in range(5)), inflight=inflight, host_ns=11, collect_ns=2).spans
     assert all(first[3] <= second[2] and first[1] < second[1] for first, second in pairwise(spans))
@@ -183,7 +183,7 @@ def test_an_idle_device_waits_for_the_next_arrival() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("inflight", [1, 2])
+@pytest.mark.parametrize("inflight", [1, 2, 5])
 def test_every_token_is_delivered_at_the_end_of_the_coda_batch_that_made_it_and_times_add_up(policy: str, inflight: int) -> None:
     requests = [Request(at, 130 * at, 3 + 5 * at, 1 + at % 4) for at in range(9)]
     run = simulate(*requests, policy=policy, inflight=inflight, select_ns=2, host_ns=9, collect_ns=4, shorter={3: 2, 7: 1})

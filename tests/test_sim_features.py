@@ -1,5 +1,7 @@
 """Features of a batch: the work items that the executor makes of it, and their critical path."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,8 +16,12 @@ HEADS = 16
 SPANS = st.lists(st.tuples(st.integers(0, 9000), st.one_of(st.just(1), st.integers(1, 300))), min_size=1, max_size=12)
 
 
+LAYOUT = MetaLayout.for_rows(4096)
+
+
 def cutting(slots: int = 264, heights: tuple[int, ...] = (16, 32, 64, 128)) -> Cutting:
-    return Cutting((1, 8, 64, 512, 4096), heights, TILE_KEYS, SPLIT_KEYS, slots, HEADS)
+    """One bucket of 4096 rows, so that all batches are packed with the same room."""
+    return Cutting((4096,), heights, TILE_KEYS, SPLIT_KEYS, slots, LAYOUT.max_partials, LAYOUT.max_items - LAYOUT.max_rows, HEADS)
 
 
 def ranges(spans: list[tuple[int, int]]) -> list[ScheduledRange]:
@@ -26,7 +32,7 @@ def packed_items(spans: list[tuple[int, int]], slots: int, heights: tuple[int, .
     """Tile height, items and combine entries that the executor's packer makes of `spans`."""
     groups = np.zeros((len(spans), 600), dtype=np.int32)
     segments = np.array([(at, 0, start, count, -1, -1) for at, (start, count) in enumerate(spans)], dtype=np.int64)
-    host = HostMeta.allocate(MetaLayout.for_rows(4096, 1 << 20), pin=False)
+    host = HostMeta.allocate(LAYOUT, pin=False)
     tile_rows = Packer(groups, 4, 16, HEADS, slots, heights).pack(host, segments).tile_rows
     return tile_rows, host.items[: host.header[HEADER_ITEMS]], host.combines[: host.header[HEADER_COMBINES]]
 
@@ -48,7 +54,15 @@ def test_features_count_the_items_that_the_executor_packs(
 
 
 def test_rows_are_padded_to_the_next_bucket_and_beyond_the_last_to_none() -> None:
-    assert [cutting().bucket(rows) for rows in (1, 2, 8, 9, 4096, 5000)] == [1, 8, 8, 64, 4096, 5000]
+    cuts = dataclasses.replace(cutting(), row_buckets=(1, 8, 64, 4096))
+    assert [cuts.bucket(rows) for rows in (1, 2, 8, 9, 4096, 5000)] == [1, 8, 8, 64, 4096, 5000]
+
+
+def test_a_batch_without_room_for_all_its_splits_keeps_the_last_tiles_whole() -> None:
+    """Each tile of 128 rows before 16384 has 32 splits, so 4,096 rows of partial results: two of the four find room."""
+    cuts = cutting()
+    work = cuts.work(cuts.key(ranges([(16384 - 512, 512)])))
+    assert (work.partials, work.combined_rows, work.items) == (2 * 128 * 32, 2 * 128, 2 * 32 + 2)
 
 
 def test_a_decoding_batch_keeps_its_key_until_it_comes_to_another_history_tile() -> None:

@@ -21,7 +21,7 @@ from sim.cli import main
 from sim.explain import explain
 from sim.fit import fit_file
 from sim.fitted import FittedModel
-from sim.modelfile import FIT_VERSION
+from sim.modelfile import FIT_VERSION, Table
 from sim.models import load_device
 from sim.run import inputs_sha256
 from sim.sweep import load_cells
@@ -73,6 +73,11 @@ def test_more_context_never_takes_less_time(model: FittedModel, count: int) -> N
         for at in range(0, 9000, 64)
     ]
     assert times == sorted(times)
+
+
+def test_a_table_is_linear_between_its_entries_and_goes_on_at_the_slope_of_its_last_doubling() -> None:
+    table = Table((2, 4, 6, 8), (10.0, 20.0, 60.0, 70.0))
+    assert [table.at(rows) for rows in (1, 2, 3, 4, 5, 8, 10)] == [10.0, 10.0, 15.0, 20.0, 40.0, 70.0, 95.0]
 
 
 def test_more_loops_take_more_time_and_only_the_launch_once(model: FittedModel) -> None:

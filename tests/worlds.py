@@ -146,7 +146,7 @@ def draw_scheduler(chance: Random) -> SchedulerSettings:
         max_num_batched_tokens=budget,
         prefill_chunk_size=chance.choice([None, chance.randint(1, min(budget, 6)), chance.randint(1, budget)]),
         decode=chance.choice(["refill", "no_refill"]),
-        inflight=chance.choice([1, 2, 2]),
+        inflight=chance.choice([1, 2, 4]),
         admission=chance.choice(["fcfs", "priority"]),
         admission_scan_limit=chance.randint(1, 4),
         max_admission_bypasses=chance.randint(0, 3),

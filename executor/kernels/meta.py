@@ -13,6 +13,7 @@ import torch
 HEADER_WORDS = 4
 HEADER_ROWS, HEADER_ITEMS, HEADER_COMBINES = 0, 1, 2
 ROW_FIELDS = ("positions", "slots", "token_ids", "sampled_rows", "source_rows", "target_rows")
+"""Order matters: `Packer.pack` fills neighbours together."""
 COMBINE_WORDS = 4
 """Of one row whose history was split: its row, its first partial row, the distance to the next split's, the number of splits."""
 ITEM_WORDS = 8
@@ -56,6 +57,7 @@ class MetaLayout:
         }
         return {
             "header": buffer[:HEADER_WORDS],
+            "row_fields": buffer[HEADER_WORDS : self.combine_offset].reshape(len(ROW_FIELDS), self.max_rows),
             **rows,
             "combines": buffer[self.combine_offset : self.item_offset].reshape(self.max_rows, COMBINE_WORDS),
             "items": buffer[self.item_offset : self.num_words].reshape(self.max_items, ITEM_WORDS),
@@ -69,6 +71,7 @@ class HostMeta:
     layout: MetaLayout
     buffer: torch.Tensor  # [num_words] int32
     header: np.ndarray
+    row_fields: np.ndarray  # [len(ROW_FIELDS), max_rows]: the six below, one under another
     positions: np.ndarray
     slots: np.ndarray
     token_ids: np.ndarray
@@ -95,6 +98,7 @@ class BatchMeta:
     layout: MetaLayout
     buffer: torch.Tensor  # [num_words] int32
     header: torch.Tensor  # [HEADER_WORDS]
+    row_fields: torch.Tensor  # [len(ROW_FIELDS), max_rows]: the six below, one under another
     positions: torch.Tensor  # [max_rows]
     slots: torch.Tensor  # [max_rows], block * block_size + offset of the first loop's plane
     token_ids: torch.Tensor  # [max_rows]

@@ -53,23 +53,24 @@ class Packer:
 
         40 rows from position 280 in tiles of 16 make tiles of 16, 16 and 8 rows; the first needs keys [0, 296): 2 splits.
         """
-        ring, depth, start, count = segments[:, :4].T
+        ring, depth, start, count, source, target = segments.T
         num_rows = int(count.sum())
         if num_rows > host.layout.max_rows:
             raise ValueError(f"{num_rows} rows do not fit a bucket of {host.layout.max_rows}")
-        first_row = np.cumsum(count) - count
-        segment_of = np.repeat(np.arange(len(segments)), count)
-        within = np.arange(num_rows) - first_row[segment_of]
-        positions = start[segment_of] + within
-        group = self.host_groups[ring[segment_of], positions // self.block_size].astype(np.int64)
-        block = group * self.planes + depth[segment_of]
-        _fill(host.positions, positions, 0)
-        _fill(host.slots, block * self.block_size + positions % self.block_size, -1)
-        for column, field in ((4, host.source_rows), (5, host.target_rows)):
-            base = segments[segment_of, column]
-            _fill(field, np.where(base < 0, -1, base + within), -1)
-        host.token_ids.fill(-1)
-        host.sampled_rows.fill(-1)
+        first_row = count.cumsum() - count
+        by_row = np.array((start, source, target, ring, depth)).repeat(count, axis=1)  # [5, num_rows]
+        is_none = by_row[1:3] < 0
+        by_row[:3] += np.arange(num_rows) - first_row.repeat(count)
+        by_row[1:3][is_none] = -1
+        group, within_block = np.divmod(by_row[0], self.block_size)
+        block = self.host_groups[by_row[3], group].astype(np.int64) * self.planes + by_row[4]
+        fields = host.row_fields
+        fields[0, :num_rows] = by_row[0]
+        fields[0, num_rows:] = 0
+        fields[1, :num_rows] = block * self.block_size + within_block
+        fields[2:4] = -1
+        fields[4:, :num_rows] = by_row[1:3]
+        fields[1:, num_rows:] = -1
 
         tile_rows = self.tile_rows_for(int(count.max(initial=1)))
         num_items, num_combines = self._pack_items(host, segments, first_row, tile_rows)
@@ -83,39 +84,40 @@ class Packer:
         return next((rows for rows in self.tile_classes if rows >= longest), self.tile_classes[-1])
 
     def _pack_items(self, host: HostMeta, segments: np.ndarray, first_row: np.ndarray, tile_rows: int) -> tuple[int, int]:
-        ring, depth, start, count = segments[:, :4].T
+        count = segments[:, 3]
         tiles_of = -(-count // tile_rows)
-        segment = np.repeat(np.arange(len(segments)), tiles_of)
-        offset = (np.arange(len(segment)) - (np.cumsum(tiles_of) - tiles_of)[segment]) * tile_rows
-        rows = np.minimum(tile_rows, count[segment] - offset)
-        position = start[segment] + offset
+        segment = np.arange(len(segments)).repeat(tiles_of)
+        offset = (np.arange(len(segment)) - (tiles_of.cumsum() - tiles_of)[segment]) * tile_rows
+        tiles = np.empty((len(segment), 5), dtype=np.int64)  # an item's first five words
+        tiles[:, 0] = first_row[segment] + offset
+        tiles[:, 1] = rows = np.minimum(tile_rows, count[segment] - offset)
+        tiles[:, 2] = position = segments[segment, 2] + offset
+        tiles[:, 3:] = segments[segment, :2]
         last = position + rows - 1
         num_splits = last // SPLIT_KEYS + 1
         is_split = self._choose_split(host, rows, num_splits, max(1, self.slots * 64 // max(64, tile_rows)))
 
         partials = np.where(is_split, rows * num_splits, 0)
-        first_partial = np.cumsum(partials) - partials
+        first_partial = partials.cumsum() - partials
         items_of = np.where(is_split, num_splits, 1)
-        tile = np.repeat(np.arange(len(segment)), items_of)
-        split = np.arange(len(tile)) - (np.cumsum(items_of) - items_of)[tile]
-        end_tile = last[tile] // TILE_KEYS + 1
+        tile = np.arange(len(tiles)).repeat(items_of)
+        split = np.arange(len(tile)) - (items_of.cumsum() - items_of)[tile]
+        end_tile = (last // TILE_KEYS + 1)[tile]
         items = np.empty((len(tile), ITEM_WORDS), dtype=np.int32)
-        items[:, 0] = (first_row[segment] + offset)[tile]
-        items[:, 1] = rows[tile]
-        items[:, 2] = position[tile]
-        items[:, 3] = ring[segment][tile]
-        items[:, 4] = depth[segment][tile]
-        items[:, 5] = split * TILES_PER_SPLIT
-        items[:, 6] = np.where(is_split[tile], np.minimum((split + 1) * TILES_PER_SPLIT, end_tile), end_tile)
+        items[:, :5] = tiles[tile]
+        items[:, 5] = begin_tile = split * TILES_PER_SPLIT
+        items[:, 6] = end_tile = np.where(is_split[tile], np.minimum(begin_tile + TILES_PER_SPLIT, end_tile), end_tile)
         items[:, 7] = first_partial[tile] + split * rows[tile]
-        longest_first = np.argsort(items[:, 5] - items[:, 6], kind="stable")
+        longest_first = np.argsort(begin_tile - end_tile, kind="stable")
         host.items[: len(tile)] = items[longest_first]
+        if len(items) == len(tiles):
+            return len(items), 0
 
         split_rows = np.where(is_split, rows, 0)
-        tile = np.repeat(np.arange(len(segment)), split_rows)
-        within = np.arange(len(tile)) - (np.cumsum(split_rows) - split_rows)[tile]
+        tile = np.arange(len(tiles)).repeat(split_rows)
+        within = np.arange(len(tile)) - (split_rows.cumsum() - split_rows)[tile]
         combines = host.combines[: len(tile)]
-        combines[:, 0] = (first_row[segment] + offset)[tile] + within
+        combines[:, 0] = tiles[tile, 0] + within
         combines[:, 1] = first_partial[tile] + within
         combines[:, 2] = rows[tile]
         combines[:, 3] = (position[tile] + within) // SPLIT_KEYS + 1
@@ -128,12 +130,9 @@ class Packer:
         """
         even_share = -(-int(num_splits.sum()) * self.num_heads // slots)
         is_split = num_splits > 1.25 * max(1, even_share)
+        if not is_split.any():
+            return is_split
         spare_items = host.layout.max_items - len(rows)
-        extra_items = np.cumsum(np.where(is_split, num_splits - 1, 0))
-        partials = np.cumsum(np.where(is_split, rows * num_splits, 0))
+        extra_items = np.where(is_split, num_splits - 1, 0).cumsum()
+        partials = np.where(is_split, rows * num_splits, 0).cumsum()
         return is_split & (extra_items <= spare_items) & (partials <= host.layout.max_partials)
-
-
-def _fill(field: np.ndarray, values: np.ndarray, padding: int) -> None:
-    field[: len(values)] = values
-    field[len(values) :] = padding

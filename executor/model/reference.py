@@ -22,23 +22,24 @@ class DenseResult:
 
 
 def dense_forward(shape: ModelShape, tensors: Mapping[str, torch.Tensor], token_ids: torch.Tensor) -> DenseResult:
-    """Run the whole sequence `token_ids` [tokens] through all loops on the CPU.
+    """Run the whole sequence `token_ids` [tokens] through all loops, on the device where the tokens are.
 
-    `tensors` holds the published names; any floating dtype.
+    `tensors` holds the published names; any floating dtype, same device.
     """
+    device = token_ids.device
 
     def get(name: str) -> torch.Tensor:
-        return tensors[name].detach().to("cpu", torch.float64)
+        return tensors[name].detach().double()
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return get(name) * x / (x.square().mean(dim=1, keepdim=True) + shape.rms_norm_eps).sqrt()
 
     tokens = token_ids.shape[0]
     half = shape.head_dim // 2
-    inverse_frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.arange(tokens, dtype=torch.float64)[:, None] * inverse_frequency  # [tokens, head_dim / 2]
+    inverse_frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
+    angle = torch.arange(tokens, dtype=torch.float64, device=device)[:, None] * inverse_frequency  # [tokens, head_dim / 2]
     cosine, sine = torch.cat((angle, angle), 1).cos(), torch.cat((angle, angle), 1).sin()
-    future = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    future = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
         swapped = torch.cat((-x[:, :, half:], x[:, :, :half]), 2)
@@ -58,7 +59,7 @@ def dense_forward(shape: ModelShape, tensors: Mapping[str, torch.Tensor], token_
         gate = x @ get(at + "gate_proj.weight").T
         return (gate * gate.sigmoid() * (x @ get(at + "up_proj.weight").T)) @ get(at + "down_proj.weight").T
 
-    hidden = get("model.embed_tokens.weight")[token_ids.cpu()]
+    hidden = get("model.embed_tokens.weight")[token_ids]
     states, gates = [], []
     for _ in range(shape.num_loops):
         for i in range(shape.num_layers):

@@ -101,7 +101,7 @@ def _linear(scale: Scale, buckets: Sequence[int], num_loops: int) -> Iterator[Ca
 
 
 def _decode(num_loops: int) -> Iterator[Case]:
-    shapes = [(count, context, 1) for count in (1, 2, 4, 8, 16, 32) for context in CONTEXTS]
+    shapes = [(count, context, 1) for count in (1, 2, 4, 8, 16, 32, 64) for context in CONTEXTS]
     shapes += [(count, context, num_loops) for count in (1, 8, 32) for context in (128, 512, 4096)]
     for count, context, loops in shapes:
         depths = num_loops if loops == 1 else 1

@@ -12,12 +12,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from executor.kernels.meta import MetaLayout
 from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS
 from executor.profiling.cases import Case, Scale, component_cases
 from executor.profiling.engine_runs import run_mixes, time_run
 from executor.profiling.measure import Measurement, Repeats
 from executor.profiling.sensors import Sensors
-from executor.profiling.serving import all_mixes, sampled_cases
+from executor.profiling.serving import INFLIGHT, all_mixes, sampled_cases
 from executor.programs import BUCKETS
 from executor.run import few_collections, versions
 from executor.session import PlannedRun, Session, plan_runs
@@ -46,7 +47,7 @@ class Setup:
         return Scale(self.max_rows, self.max_context, self.max_requests, self.chunks, pool_tokens)
 
 
-GPU = Setup(2048, 16384, 32, (16, 32, 64, 128, 512), (Repeats(busy=4, idle=1),) * 5, num_rings=128)
+GPU = Setup(2048, 16384, 64, (16, 32, 64, 128, 512), (Repeats(busy=4, idle=1),) * 5, num_rings=128)
 CPU = Setup(64, 256, 4, (8, 16, 32), (Repeats(busy=3, idle=1),), num_rings=16)
 NUM_SAMPLED = 330
 QUICK_PART = 5
@@ -137,6 +138,7 @@ def profile_header(session: Session, mode: str, seed: int) -> dict[str, str]:
     """The header of a profile made now on `session`."""
     found = versions()
     facts = session.facts_for_summary()
+    layout = MetaLayout.for_rows(1)
     values = {
         "schema": SCHEMA,
         "mode": mode,
@@ -159,6 +161,8 @@ def profile_header(session: Session, mode: str, seed: int) -> dict[str, str]:
         "tile_keys": str(TILE_KEYS),
         "split_keys": str(SPLIT_KEYS),
         "attention_slots": str(session.model.ops.attention_slots),
+        "attention_partials": str(layout.max_partials),
+        "attention_spare_items": str(layout.max_items - layout.max_rows),
     }
     return {key: values[key] for key in HEADER_KEYS}
 
@@ -185,6 +189,7 @@ def _room(model: str, seed: int, setup: Setup) -> RunConfig:
             "max_num_seqs": setup.num_rings,
             "max_num_batched_tokens": setup.max_rows,
             "prefill_chunk_size": setup.chunks[-1],
+            "inflight": INFLIGHT,
         },
         "workload": {"kind": "synthetic", "num_requests": 1, "prompt_tokens": setup.max_context, "output_tokens": 16},
         "seed": seed,

@@ -13,7 +13,7 @@ from itertools import pairwise
 from executor.backend import DeviceBackend
 from executor.profiling.cases import Case, Scale
 from executor.profiling.measure import median, percentile
-from executor.profiling.serving import mix
+from executor.profiling.serving import INFLIGHT, mix
 from executor.programs import Programs
 from executor.prompts import prompt_ids
 from executor.run import few_collections
@@ -33,21 +33,24 @@ LEAST_BATCHES = 3
 
 
 def run_mixes(model: str, seed: int, scale: Scale) -> list[tuple[str, RunConfig]]:
-    """The runs, by name: all policies, small and large chunks, few and many requests at once."""
+    """The runs, by name: all policies, small and large chunks, few and many requests at once, few and more batches in flight."""
     small, large = scale.chunks[len(scale.chunks) // 4], scale.chunks[-2]
     chosen = (
-        ("atomic", "serving", large, 12),
-        ("split", "serving", small, 10),
-        ("mixed", "serving", large, 12),
-        ("wcpb", "serving", small, 12),
-        ("atomic", "chat", large, 40),
-        ("mixed", "chat", small, 24),
-        ("wcpb", "chat", large, 24),
-        ("wcpb", "long", scale.chunks[0], 2),
+        ("atomic", "serving", large, 12, INFLIGHT),
+        ("split", "serving", small, 10, INFLIGHT),
+        ("mixed", "serving", large, 12, 2),
+        ("wcpb", "serving", small, 12, INFLIGHT),
+        ("atomic", "chat", large, 40, INFLIGHT),
+        ("mixed", "chat", small, 24, INFLIGHT),
+        ("wcpb", "chat", large, 24, 2),
+        ("wcpb", "long", scale.chunks[0], 2, INFLIGHT),
     )
     return [
-        (f"{policy}, chunk {chunk}, {workload}", mix(model, seed, scale, policy, workload, chunk, count))
-        for policy, workload, chunk, count in chosen
+        (
+            f"{policy}, chunk {chunk}, {workload}, {inflight} in flight",
+            mix(model, seed, scale, policy, workload, chunk, count, inflight),
+        )
+        for policy, workload, chunk, count, inflight in chosen
     ]
 
 

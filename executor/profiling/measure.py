@@ -1,4 +1,4 @@
-"""Times cases on a session: through the runner, with another batch on the device or without one, as a run does.
+"""Times cases on a session: through the runner, queued behind other batches or on an idle device, as a run does.
 
 Cases are measured in groups, as many as the rings hold. Within a group the repeats of all cases are launched in one random order,
 so that a case meets many neighbours. A group holds cases of similar size: near its power limit a device slows down, and a few
@@ -18,6 +18,7 @@ import torch
 from executor.packing import RunningRequest
 from executor.profiling.cases import Case
 from executor.profiling.sensors import Reading, Sensors, median_reading
+from executor.profiling.serving import INFLIGHT
 from executor.runner import Runner
 from executor.session import Session
 from executor.timeline import make_timeline
@@ -34,7 +35,7 @@ READ_EVERY = 8
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """How often a case is timed in one visit with another batch in flight (`busy`) and alone (`idle`)."""
+    """How often a case is timed in one visit behind other batches (`busy`) and alone (`idle`)."""
 
     busy: int
     idle: int
@@ -93,9 +94,9 @@ class Measurement:
         for _ in self._launch(range(len(cases)), batches, inflight=1):
             pass  # compiles and captures what the group needs
         self._readings.clear()
-        busy = self._timed(batches, repeats.busy, inflight=2)
+        busy = self._timed(batches, repeats.busy, INFLIGHT)
         reading = median_reading(self._readings)
-        idle = self._timed(batches, repeats.idle, inflight=1)
+        idle = self._timed(batches, repeats.idle, 1)
         return [
             replace(_summary(case.row(), busy[at], idle[at]), clock_mhz=reading.clock_mhz, temperature_c=reading.temperature_c)
             for at, case in enumerate(cases)

@@ -30,6 +30,8 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("wcpb staging apart", {"name": "wcpb", "fuse_prelude": False}),
 )
 WORKLOADS = ("serving", "long", "chat")
+INFLIGHT = 4
+"""Batches in flight, as the serving configs have it: the device then hardly ever waits for the host."""
 NATIVE_CONTEXT = 16384
 """Lengths below are for this context; a smaller `Scale` shrinks them in proportion."""
 SHARES = {
@@ -44,13 +46,15 @@ SHARES = {
 """Of the sampled batches, by stage and whether they hold prompt rows."""
 
 
-def mix(model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: int, num_requests: int) -> RunConfig:
+def mix(
+    model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: int, num_requests: int, inflight: int = INFLIGHT
+) -> RunConfig:
     """A run of `num_requests` requests of `workload`: the seed's serving profile, its long prompts, or chat-like lengths."""
 
     def tokens(count: int) -> int:
         return max(1, count * scale.max_context // NATIVE_CONTEXT)
 
-    few = min(8, scale.max_requests)
+    few, many = min(8, scale.max_requests), min(32, scale.max_requests)
     lengths: dict[str, Any] = {
         "serving": {
             "arrival": {"process": "closed", "concurrency": few},
@@ -59,7 +63,7 @@ def mix(model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: 
         },
         "long": {"arrival": {"process": "burst"}, "prompt_tokens": tokens(8064), "output_tokens": [1, 8]},
         "chat": {
-            "arrival": {"process": "closed", "concurrency": scale.max_requests},
+            "arrival": {"process": "closed", "concurrency": many},
             "prompt_tokens": {"distribution": "lognormal", "median": tokens(1020), "sigma": 0.843, "min": 2, "max": tokens(14050)},
             "output_tokens": {"distribution": "lognormal", "median": 60, "sigma": 0.761, "min": 2, "max": max(8, tokens(200))},
         },
@@ -69,9 +73,10 @@ def mix(model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: 
         "model": model,
         "policy": dict(POLICIES)[policy],
         "scheduler": {
-            "max_num_seqs": scale.max_requests if is_chat else few,
+            "max_num_seqs": many if is_chat else few,
             "max_num_batched_tokens": scale.max_rows if is_chat else scale.max_rows // 2,
             "prefill_chunk_size": chunk,
+            "inflight": inflight,
         },
         "workload": {"kind": "synthetic", "num_requests": num_requests, **lengths[workload]},
         "seed": seed,
@@ -81,7 +86,7 @@ def mix(model: str, seed: int, scale: Scale, policy: str, workload: str, chunk: 
 
 def all_mixes(model: str, seed: int, scale: Scale) -> list[tuple[str, RunConfig]]:
     """Every policy x workload x chunk size, with a name for each."""
-    requests = {"serving": 12, "long": 3, "chat": 40}
+    requests = {"serving": 12, "long": 4, "chat": 40}
     return [
         (f"{policy}, chunk {chunk}, {workload}", mix(model, seed, scale, policy, workload, chunk, requests[workload]))
         for (policy, _), workload, chunk in product(POLICIES, WORKLOADS, scale.chunks)

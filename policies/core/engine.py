@@ -37,7 +37,7 @@ class Engine:
     def run(self) -> Generator[Command, Event, None]:
         """Drive the run to its end. Raises when an invariant breaks, a policy errs, or requests are stuck.
 
-        With `inflight` 2 the loop submits batch n+1 before it waits for batch n: selection reads scheduled progress.
+        With `inflight` n the loop submits up to n batches before it waits for the first: selection reads scheduled progress.
         """
         scheduler = self.scheduler
         inflight = scheduler.settings.inflight

@@ -73,6 +73,7 @@ class BatchTotals:
     first_started_ns: int | None = None
     last_finished_ns: int = 0
     select_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    host_ns: "array[int]" = field(default_factory=lambda: array("q"))
 
 
 class RunLog:
@@ -110,6 +111,7 @@ class RunLog:
         for at, component_ns in enumerate(completion.components_ns):
             stage.components_ns[at] += component_ns
         totals.select_ns.append(completion.select_ns)
+        totals.host_ns.append(completion.host_ns)
         if totals.first_started_ns is None:
             totals.first_started_ns = completion.started_ns
         else:

@@ -40,6 +40,11 @@ class Scheduler:
         self.settings = settings
         self.num_loops = model.num_loops
         self.exits = exits.rule(model.num_loops)
+        if self.exits.has_decisions and settings.inflight > 2:
+            raise InputError(
+                f"scheduler.inflight: {settings.inflight} with early exits, expected 1 or 2: a third batch could already hold the "
+                "successor of a token that has left"
+            )
         if self.exits.min_loops < model.num_loops and cache.may_recompute:
             raise InputError(
                 f"cache.preemption: {cache.preemption} may compute generated tokens again at full depth, so their K/V would not be "

@@ -10,14 +10,15 @@ class SchedulerSettings:
 
     `prefill_chunk_size` None means the largest chunk the budget allows, `max_num_batched_tokens`. `decode` refill lets freshly
     embedded tokens join tokens already looping; no_refill holds a cohort until it drains. `inflight` is how many batches may be
-    submitted before one is collected.
+    submitted before one is collected: at 1 the device waits for the host after every batch; more hide short batches (PRELUDE, CODA)
+    better, and let a request that stops early, or an arrival, wait for more of what is already submitted.
     """
 
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 1024
     prefill_chunk_size: int | None = 16
     decode: Literal["refill", "no_refill"] = "refill"
-    inflight: Literal[1, 2] = 2
+    inflight: int = 2
     admission: Literal["fcfs", "priority"] = "fcfs"
     admission_scan_limit: int = 16
     max_admission_bypasses: int = 8

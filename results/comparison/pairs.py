@@ -83,6 +83,9 @@ def config_difference(predicted: Run, measured: Run) -> str | None:
 def check_alike(pair: Pair) -> None:
     """Raise `InputError` for the first difference between what the two sides of `pair` were given."""
     left = pair.predicted
+    devices = sorted({str(run.summary["device"]) for run in pair.measured})
+    if len(devices) > 1:
+        raise InputError(f"{pair.label}: measured on {devices[0]} and on {devices[1]}, expected repeats on one device")
     for right in pair.measured:
         where = f"{pair.label} ({left.path.name} and {right.path.name})"
         blocks = [run.config.get("cache", {}).get("num_blocks") for run in (left, right)]
