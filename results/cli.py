@@ -11,7 +11,7 @@ from policies.core.errors import InputError
 from results.comparison.figures import Tolerances
 from results.load import find_runs
 from results.pack import SUFFIX, pack, unpack
-from results.plots import Window, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
+from results.plots import Window, plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
 from results.report import write_report
 from results.rundir import PLOTS, RUNS_ROOT
 from results.table import print_table
@@ -59,6 +59,7 @@ def build_parser() -> OneLineParser:
         ("latency", "TTFT, ITL and E2E distributions"),
         ("rows", "rows per recurrent invocation over time"),
         ("pareto", "throughput against p99 latency"),
+        ("time", "where the time goes: limits, what is beyond them, idle"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     plot.set_defaults(kind="wavefront", action=_plot)
@@ -121,7 +122,7 @@ def _plot(options: argparse.Namespace) -> int:
         raise InputError(f"--{options.kind}: takes no window; --from-batch, --to-batch, --from-ms, --to-ms go with --wavefront")
     runs, _ = find_runs(options.directories)
     workloads = list(dict.fromkeys(run.workload for run in runs))
-    if options.kind != "pareto" and len(workloads) > 1:
+    if options.kind not in ("pareto", "time") and len(workloads) > 1:
         raise InputError(f"the runs have different workloads ({', '.join(workloads)}), expected one")
     try:
         if options.kind == "wavefront":
@@ -130,6 +131,8 @@ def _plot(options: argparse.Namespace) -> int:
             plot_latency_cdfs(runs, options.out)
         elif options.kind == "rows":
             plot_rows(runs, options.out)
+        elif options.kind == "time":
+            plot_account(runs, options.out)
         else:
             plot_pareto(runs, options.out)
     except OSError as error:

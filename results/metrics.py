@@ -15,6 +15,8 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
     tokens_by_loops, loops_saved  decoded tokens (all but first ones) by the loops they ran, and the loops they did not run
     select_us, prepare_us         host time of a batch: choosing it; packing and launching it
     limit_fraction                sum of physical limits / sum of device times; None when the backend told no limit
+    device_idle_s                 device time between batches; _host_s of it while the host chose, packed and launched the next
+                                  one, _launch_s from then to its start, the rest before (no work, or a host that collects)
 
 Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value at rank 0.99 x (n - 1), interpolated between
 neighbours. Of 1, 2, 3, 4 p50 is 2.5 and p90 is 3.7. Where there is no sample a figure is None, never NaN.
@@ -134,6 +136,8 @@ def summarize(
         "limit_fraction": ratio(totals.limit_ns, totals.device_ns) if totals.limit_ns else None,
         "stages": {str(stage): stage_account(item) for stage, item in sorted(totals.by_stage.items())},
         "device_idle_s": totals.idle_ns / 1e9,
+        "device_idle_host_s": totals.idle_host_ns / 1e9,
+        "device_idle_launch_s": totals.idle_launch_ns / 1e9,
         "peak_kv_blocks": peaks.kv_blocks,
         "peak_hidden_rows": peaks.hidden_rows,
         "surplus_rows": peaks.surplus_rows,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from results.identity import slug, workload_name
 from results.load import Run, load_run
-from results.plots import plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
+from results.plots import plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
 from results.report import typical_runs
 from results.rundir import BATCHES, PLOTS
 
@@ -62,13 +62,17 @@ def tidy(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]]) -> 
 
 
 def write_pictures(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """The Pareto picture of all runs; for every workload, latencies, rows and the wavefront of a typical run of each policy."""
+    """The Pareto picture of all runs; for every workload, where the time of its runs went, and latencies, rows and the wavefront of
+    a typical run of each policy."""
     if not runs:
         return []
     files = [folder / "pareto.png"]
     plot_pareto(runs, files[0])
     for workload in dict.fromkeys(run.workload for run in runs):
-        typical = typical_runs([run for run in runs if run.workload == workload])
+        mine = [run for run in runs if run.workload == workload]
+        files.append(folder / f"time-{slug(workload)}.png")
+        plot_account(mine, files[-1])
+        typical = typical_runs(mine)
         files.append(folder / f"latency-{slug(workload)}.png")
         plot_latency_cdfs(typical, files[-1])
         logged = [run for run in typical if (run.path / BATCHES).is_file()]

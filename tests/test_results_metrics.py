@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from results_runs import complete_batch, config_of, identity_of, log_with_tokens, write_run
 
+from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.events import Completion
 from policies.core.request import Request, Status
 from policies.core.runlog import RunLog
 from results.identity import RunIdentity, policy_label
@@ -130,3 +132,17 @@ def test_a_policy_is_labelled_by_what_differs_from_its_defaults(tmp_path) -> Non
     plain = write_run(tmp_path / "a", options={"mix_decode": True, "fuse_prelude": True})
     changed = write_run(tmp_path / "b", options={"mix_decode": False, "fuse_prelude": True})
     assert [policy_label(run.summary) for run in (plain, changed)] == ["wcpb", "wcpb mix_decode=false"]
+
+
+def test_idle_time_is_split_by_what_the_device_waited_for() -> None:
+    """The first batch ends at 100. The second is thought of at 130, launched at 130 + 20 + 30 and starts at 190."""
+    log = RunLog()
+    for seq, formed, started, finished, select, host in (
+        (0, 0, 10, 100, 4, 6),
+        (1, 130, 190, 300, 20, 30),
+        (2, 150, 305, 400, 9, 9),
+    ):
+        batch = ExecutionBatch(seq, Stage.CODA, 0, (ScheduledRange(0, Stage.CODA, 0, 5 + seq, 1),), 1, 1, formed, seq - 1)
+        log.completed(batch, Completion(seq, finished, started, finished, frozenset(), select, host))
+    totals = log.totals
+    assert (totals.idle_ns, totals.idle_host_ns, totals.idle_launch_ns) == (95, 50, 15)

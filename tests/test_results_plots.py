@@ -10,7 +10,8 @@ from results_runs import write_run
 from policies.core.errors import InputError
 from policies.core.request import Request
 from results.load import Run
-from results.plots import Window, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
+from results.plots import Window, plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
+from results.plots.account import IDLE, Share, account
 from results.plots.pareto import Point, front, pareto_points
 from results.plots.rows import bin_rows
 from results.plots.window import default_window, layout
@@ -36,13 +37,14 @@ def assert_is_picture(path: Path) -> None:
 def test_a_run_leaves_its_three_pictures(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", plots=True)
     names = sorted(item.name for item in (run.path / "plots").iterdir())
-    assert names == ["latency.png", "rows.png", "wavefront.png"]
+    assert names == ["latency.png", "rows.png", "time.png", "wavefront.png"]
     for name in names:
         assert_is_picture(run.path / "plots" / name)
 
 
 def test_several_runs_are_drawn_together(runs: list[Run], tmp_path: Path) -> None:
-    for name, draw in (("cdf", plot_latency_cdfs), ("pareto", plot_pareto), ("rows", plot_rows), ("wave", plot_wavefront)):
+    for draw in (plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront):
+        name = draw.__name__
         path = tmp_path / f"{name}.png"
         draw(runs, path)
         assert_is_picture(path)
@@ -55,6 +57,29 @@ def test_one_token_requests_are_compared_by_ttft(tmp_path: Path) -> None:
     assert points == [Point("wcpb", 4, run.summary["ttft_ms"]["p99"], run.summary["prompt_token_throughput"])]
     plot_latency_cdfs([run], tmp_path / "cdf.png")
     assert_is_picture(tmp_path / "cdf.png")
+
+
+def test_the_parts_of_a_bar_add_up_to_the_time_between_the_first_batch_and_the_last(runs: list[Run]) -> None:
+    for run in runs:
+        batches = list(run.batches())
+        whole_ns = batches[-1].finished_ns - batches[0].started_ns
+        assert sum(share.seconds for share in account(run.summary)) == pytest.approx(whole_ns / 1e9)
+
+
+def test_a_stage_is_its_limit_and_what_it_took_beyond() -> None:
+    def stage(device_s: float, limit_fraction: float | None) -> dict[str, object]:
+        return {"device_s": device_s, "limit_fraction": limit_fraction}
+
+    summary = {
+        "stages": {"RECURRENT": stage(2.0, 0.75), "CODA": stage(0.5, 0.5), "PRELUDE": stage(0.25, None)},
+        "device_idle_s": 1.0, "device_idle_host_s": 0.5, "device_idle_launch_s": 0.125,
+    }  # fmt: skip
+    assert account(summary) == [
+        Share("prompt", 0, True), Share("prompt", 0),
+        Share("decode and mixed", 1.5, True), Share("decode and mixed", 0.5),
+        Share("prelude and coda", 0.25, True), Share("prelude and coda", 0.5),
+        *(Share(name, seconds) for name, seconds in zip(IDLE, (0.5, 0.125, 0.375), strict=True)),
+    ]  # fmt: skip
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

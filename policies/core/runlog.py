@@ -60,7 +60,8 @@ class StageTotals:
 class BatchTotals:
     """Running sums over all batches, so that a summary needs no second pass over the log.
 
-    `idle_ns` is device time between batches: from one's end to the next one's start.
+    `idle_ns` is device time between batches: from one's end to the next one's start. Of it, `idle_host_ns` is while the host chose,
+    packed and launched the next one, and `idle_launch_ns` after that; the rest is before the next batch was thought of.
     """
 
     num_batches: int = 0
@@ -69,6 +70,8 @@ class BatchTotals:
     device_ns: int = 0
     limit_ns: int = 0
     idle_ns: int = 0
+    idle_host_ns: int = 0
+    idle_launch_ns: int = 0
     by_stage: dict[Stage, StageTotals] = field(default_factory=dict)
     first_started_ns: int | None = None
     last_finished_ns: int = 0
@@ -115,7 +118,11 @@ class RunLog:
         if totals.first_started_ns is None:
             totals.first_started_ns = completion.started_ns
         else:
-            totals.idle_ns += completion.started_ns - totals.last_finished_ns
+            free_ns, started_ns = totals.last_finished_ns, completion.started_ns
+            launched_ns = min(started_ns, max(free_ns, batch.formed_ns + completion.select_ns + completion.host_ns))
+            totals.idle_ns += started_ns - free_ns
+            totals.idle_host_ns += max(0, launched_ns - max(free_ns, batch.formed_ns))
+            totals.idle_launch_ns += started_ns - launched_ns
         totals.last_finished_ns = completion.finished_ns
         if self._batches is not None:
             self._batches.write(batch_line(batch, completion))
