@@ -76,7 +76,7 @@ class Explanation:
             if ns:
                 yield f"  {name:<10}{ns / 1e3:>12,.1f} us {ns / total:>6.1%}"
         if self.terms:
-            yield "one invocation (attention is the longer of path and total, gradually, plus the combine):"
+            yield "one invocation (attention is the longer of path and total, gradually, and the rest on top):"
         for term in self.terms:
             product = f"{term.value:,} x {term.coefficient_ns / 1e3:,.3f}"
             yield f"  {term.component:<18}{term.feature:<34}{product:>22} = {term.ns / 1e3:>10,.1f} us"
@@ -140,9 +140,9 @@ def _terms(latency: FittedModel, batch: ExecutionBatch) -> Iterator[Term]:
     cost, combine = device.attention_of(work.tile_rows), device.combine
     yield Term("linear", f"bucket of {work.bucket} rows", 1, layers * device.linear.at(work.bucket))
     for component, feature, value, coefficient_ns in (
-        ("attention path", "waves of work after the first", work.waves - 1, cost.wave_ns),
         ("attention path", f"history tiles on it, {work.tile_rows} rows high", work.path_tiles, cost.path_tile_ns),
         ("attention total", f"history tiles of {work.items} items", work.tiles, cost.tile_ns),
+        ("attention items", "items, a unit for each head", work.items, cost.item_ns),
         ("attention combine", "whether items are split", int(work.partials > 0), combine.any_ns),
         ("attention combine", "rows joined", work.combined_rows, combine.row_ns),
         ("attention combine", "rows of partial results", work.partials, combine.partial_ns),

@@ -26,7 +26,7 @@ class Work(NamedTuple):
 
     Attention's grid has a fixed number of programs; program p runs units p, p + programs, ... of a list sorted by length, and every
     item is one unit per head. So the first program runs the longest unit of every wave: `path_tiles` are its history tiles over
-    all `waves`, the critical path. `tiles` are the history tiles of all items together, the total work. `partials` are rows of
+    all waves, the critical path. `tiles` are the history tiles of all items together, the total work. `partials` are rows of
     partial results of items that were cut, `combined_rows` the rows joined from them.
     """
 
@@ -34,7 +34,6 @@ class Work(NamedTuple):
     tile_rows: int
     items: int
     tiles: int
-    waves: int
     path_tiles: int
     combined_rows: int
     partials: int
@@ -114,4 +113,4 @@ class Cutting:
                     lengths.append(end + 1)
         lengths.sort(reverse=True)
         path = [lengths[unit // self.num_heads] for unit in range(0, len(lengths) * self.num_heads, programs)]
-        return Work(self.bucket(rows), height, len(lengths), sum(lengths), len(path), sum(path), combined_rows, partials)
+        return Work(self.bucket(rows), height, len(lengths), sum(lengths), sum(path), combined_rows, partials)

@@ -21,7 +21,7 @@ from sim.features import Cutting, Work
 from sim.latency import HostLoop
 
 SCHEMA = 1
-FIT_VERSION = 1
+FIT_VERSION = 2
 """Of features and fit together: raise it with any change after which an old model file would predict or mean something else."""
 
 
@@ -66,13 +66,13 @@ class Copies:
 class Attention:
     """Attention of one invocation with query tiles of one height, all layers and heads.
 
-    The longer of the critical path (`wave_ns` for each wave after the first, `path_tile_ns` for each history tile on it) and of the
-    total work (`tile_ns` for each history tile of every item). That it runs at all is in the linear table.
+    The longer of the critical path (`path_tile_ns` for each history tile on it) and of the total work (`tile_ns` for each history
+    tile of every item), and `item_ns` for each item. That it runs at all is in the linear table.
     """
 
-    wave_ns: float
     path_tile_ns: float
     tile_ns: float
+    item_ns: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,9 @@ def attention_ns(work: Any, cost: Any, combine: Any) -> Any:
 
     Path and total meet in a soft maximum, gradually, as the device fills.
     """
-    path = cost.wave_ns * (work.waves - 1) + cost.path_tile_ns * work.path_tiles
-    total = cost.tile_ns * work.tiles
+    path, total = cost.path_tile_ns * work.path_tiles, cost.tile_ns * work.tiles
     joined = combine.any_ns * (work.partials > 0) + combine.row_ns * work.combined_rows + combine.partial_ns * work.partials
-    return (path**SHARPNESS + total**SHARPNESS) ** (1 / SHARPNESS) + joined
+    return (path**SHARPNESS + total**SHARPNESS) ** (1 / SHARPNESS) + cost.item_ns * work.items + joined
 
 
 @dataclass(frozen=True, slots=True)

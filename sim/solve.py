@@ -95,7 +95,7 @@ class _Recurrent:
         first = 0.8 * float(per_loop.min())
         steps = np.full(len(self._buckets) - 1, 0.8 * float(np.ptp(per_loop)) / len(self._buckets) + 1.0)
         heights = np.ones(len(self._heights))
-        guess = np.concatenate([[5e3, first], steps, 5e4 * heights, 3e4 * heights, 1e3 * heights, [1e4, 100.0, 50.0]])
+        guess = np.concatenate([[5e3, first], steps, 3e4 * heights, 2e3 * heights, 5e3 * heights, [1e4, 100.0, 50.0]])
         result = least_squares(
             lambda unknowns: self._predicted(unknowns) / self._measured - 1,
             guess, bounds=(0, np.inf), x_scale=guess, loss="soft_l1", f_scale=OUTLIER,
