@@ -197,6 +197,8 @@ def test_what_was_not_run_alike_is_refused_by_name(measured: Path, tmp_path: Pat
     small = simulated(tmp_path / "small", config_of("wcpb", cache={"num_blocks": 400}))
     assert "cache.num_blocks: 400 simulated, " in refusal(small, run)
     assert "simulate the same config, expected it once" in refusal(measured, run)
+    edit_summary(measured / "wcpb-b", lambda summary: summary.update(device="another"))
+    assert "measured on another and on h200, expected repeats on one device" in refusal(simulated_run, measured)
     edit(run / "requests.csv", lambda text: text.replace(",37,4,finished", ",38,4,finished", 1))
     assert "request 0: prompt_tokens: 37 simulated, 38 measured" in refusal(simulated_run, run)
     edit_summary(run, lambda summary: summary.update(output_tokens=1))
