@@ -15,37 +15,50 @@ from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, TILES_PER_SPLIT
 from executor.packing import RunningRequest
 from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
 
-SCALAR_FIELDS = ("token_ids", "sampled_rows", "source_rows", "target_rows")
-KV_FIELDS = ("positions", "slots")
+SCALAR_FIELDS = ("slots", "token_ids", "sampled_rows", "source_rows", "target_rows")
+LOOP_FIELDS = ("positions", "gates")
 
 
 class AddressAudit:
     """Checks packed batches of a model with `planes` depths.
 
     A ring has `ring_rows` prompt rows, of which a run uses `resident_chunks` slots of `chunk_tokens`, and one decode row. `groups`
-    is the device's block-group table [num_rings, groups_per_ring].
+    is the device's block-group table [num_rings, groups_per_ring]. With `has_gate` the exit gate is told the decode rows.
     """
 
     def __init__(
-        self, planes: int, block_size: int, chunk_tokens: int, resident_chunks: int, ring_rows: int, groups: torch.Tensor
+        self,
+        planes: int,
+        block_size: int,
+        chunk_tokens: int,
+        resident_chunks: int,
+        ring_rows: int,
+        groups: torch.Tensor,
+        has_gate: bool = False,
     ) -> None:
-        self._planes = planes
+        self._planes = self._num_loops = planes
         self._block_size = block_size
         self._chunk_tokens = chunk_tokens
         self._resident_chunks = resident_chunks
         self._ring_rows = ring_rows
         self._groups = groups
+        self._has_gate = has_gate
         self.rows_checked = 0
 
-    def check(self, batch: ExecutionBatch, host: HostMeta, requests: Mapping[int, RunningRequest]) -> None:
-        """Raise `AuditError` at the first address that differs."""
-        fields = SCALAR_FIELDS + (KV_FIELDS if batch.loop_count else ())
+    def check(
+        self, batch: ExecutionBatch, host: HostMeta, requests: Mapping[int, RunningRequest], surplus: frozenset[int] = frozenset()
+    ) -> None:
+        """Raise `AuditError` at the first address that differs; decode rows of the requests in `surplus` write nothing."""
+        fields = SCALAR_FIELDS + (LOOP_FIELDS if batch.loop_count else ())
         found = {name: getattr(host, name).tolist() for name in fields}
         row = 0
         for item in batch.ranges:
             request = requests[item.request_id]
             for position in range(item.token_start, item.token_end):
-                for name, value in self._expected(batch, item, request, position).items():
+                expected = self._expected(batch, item, request, position)
+                if item.stage is Stage.RECURRENT and item.request_id in surplus:
+                    expected |= {"slots": -1, "target_rows": -1}
+                for name, value in expected.items():
                     if found[name][row] != value:
                         raise self._error(batch, item, position, f"{name} is {found[name][row]}, first principles say {value}")
                 row += 1
@@ -60,10 +73,13 @@ class AddressAudit:
 
     def _expected(self, batch: ExecutionBatch, item: ScheduledRange, request: RunningRequest, position: int) -> dict[str, int]:
         expected = self._hidden_rows(batch, item.stage, item.depth, item.embeds, request, position)
+        plane = item.depth if batch.loop_count else item.depth - 1 if item.stage is Stage.CODA else -1
+        group = request.block_groups[position // self._block_size]
+        slot = (group * self._planes + plane) * self._block_size + position % self._block_size
+        expected["slots"] = slot if plane >= 0 else -1
         if batch.loop_count:
-            group = request.block_groups[position // self._block_size]
-            slot = (group * self._planes + item.depth) * self._block_size + position % self._block_size
-            expected.update(positions=position, slots=slot)
+            is_gated = self._has_gate and item.stage is Stage.RECURRENT
+            expected.update(positions=position, gates=request.ring_id * self._num_loops + item.depth if is_gated else -1)
         return expected
 
     def _hidden_rows(

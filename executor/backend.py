@@ -5,7 +5,7 @@ first; it waits for the device only when the engine waits.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +16,8 @@ from policies.core.batch import ExecutionBatch, Stage
 from policies.core.engine import Engine, advance
 from policies.core.events import Completion, Event, Submit, Tick
 from policies.core.limit import Roofline
-from policies.core.oracle import last_tokens
-from policies.core.request import Oracle, Status
+from policies.core.oracle import early_exits, last_tokens, surplus_rows
+from policies.core.request import ExitOracle, Oracle, Status
 
 SPIN_NS = 200_000
 """Closer to an arrival than this the host spins; sleeping would overshoot."""
@@ -37,7 +37,8 @@ class DeviceBackend:
     """Runs `engine` on `runner`.
 
     `make_prompt(request_id, prompt_tokens)` gives prompt ids; `roofline` the limit of every batch (None: not known, logged as 0);
-    `is_stopped` whether the user wants the run to end.
+    `is_stopped` whether the user wants the run to end; `exits` where tokens leave (None: nowhere, or where a gate on the
+    device says).
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class DeviceBackend:
         roofline: Roofline | None,
         observers: tuple[Observer, ...] = (),
         is_stopped: Callable[[], bool] = lambda: False,
+        exits: ExitOracle | None = None,
     ) -> None:
         self._engine = engine
         self._runner = runner
@@ -59,6 +61,7 @@ class DeviceBackend:
         self._roofline = roofline
         self._observers = observers
         self._is_stopped = is_stopped
+        self._exits = exits
         self._host_ns: dict[int, tuple[int, int]] = {}
         self.tokens: dict[int, list[int]] = {}
         """Output token ids by request, as they were collected."""
@@ -90,7 +93,8 @@ class DeviceBackend:
         }
         for observer in self._observers:
             observer.launching(batch)
-        self._runner.launch(batch, prompts)
+        rule = self._engine.scheduler.exits
+        self._runner.launch(batch, prompts, surplus_rows(batch, rule, self._exits) if self._exits else frozenset())
         now_ns = self._timeline.now_ns()
         self._host_ns[batch.seq] = (select_ns, now_ns - answered_ns)
         return Tick(max(now_ns, self._engine.now_ns))
@@ -127,6 +131,20 @@ class DeviceBackend:
             for item, token in zip(batch.ranges, launched.tokens.tolist(), strict=True):
                 if records[item.request_id].status in (Status.WAITING, Status.RUNNING):  # else it had ended: surplus
                     self.tokens.setdefault(item.request_id, []).append(token)
+        exits = frozenset(left_by_gate(launched))
+        if self._exits:
+            exits = early_exits(batch, self._engine.scheduler.exits, self._exits)
         select_ns, host_ns = self._host_ns.pop(batch.seq)
         limit_ns = int(sum(self._roofline.parts(batch))) if self._roofline else 0
-        return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns)
+        return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits)
+
+
+def left_by_gate(launched: Launched) -> Iterator[int]:
+    """Requests whose decode row in a collected batch the gate has let go."""
+    if launched.decisions is None:
+        return
+    decisions, row = launched.decisions.tolist(), 0
+    for item in launched.batch.ranges:
+        if decisions[row]:
+            yield item.request_id
+        row += item.token_count

@@ -25,22 +25,27 @@ class RunningRequest:
 
 
 class BatchPacker:
-    """Packs batches of one run. `num_loops` is the model's T."""
+    """Packs batches of one run. `num_loops` is the model's T, `has_gate` whether an exit gate must know the decode rows."""
 
-    def __init__(self, packer: Packer, pools: Pools, num_loops: int) -> None:
+    def __init__(self, packer: Packer, pools: Pools, num_loops: int, has_gate: bool) -> None:
         self._packer = packer
         self._rows_per_ring = pools.rows_per_ring
         self._decode_offset = pools.ring_rows
         self._num_loops = num_loops
+        self._has_gate = has_gate
+        self._planes = pools.kv.planes
+        self._block_size = pools.kv.block_size
 
-    def pack(self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]) -> PackedBatch:
-        """Fill `host` for `batch`; rows lie in batch order.
+    def pack(
+        self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest], surplus: frozenset[int] = frozenset()
+    ) -> PackedBatch:
+        """Fill `host` for `batch`; rows lie in batch order. Decode rows of the requests in `surplus` write nothing.
 
-        Where no depth runs nothing has a K/V address, so only tokens, sources and targets are filled in and copied.
+        Where no depth runs only a token that left early has a K/V address: the one that CODA copies from.
         """
         if batch.loop_count:
-            return self._pack_depths(host, batch, requests)
-        host.row_fields[2:] = -1
+            return self._pack_depths(host, batch, requests, surplus)
+        host.row_fields[1:] = -1
         if batch.stage is Stage.PREFILLING_PRELUDE:
             self._pack_staging(host, batch, requests)
         else:
@@ -48,6 +53,9 @@ class BatchPacker:
             host.sampled_rows[: batch.rows] = rings
             ends = host.target_rows if batch.stage is Stage.PRELUDE else host.source_rows
             ends[: batch.rows] = rings * self._rows_per_ring + self._decode_offset
+            for row, item in enumerate(batch.ranges):
+                if item.depth:
+                    host.slots[row] = self._exit_slot(requests[item.request_id], item)
         return PackedBatch(batch.rows, 0, host.layout.combine_offset)
 
     def _pack_staging(self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]) -> None:
@@ -60,12 +68,21 @@ class BatchPacker:
             host.target_rows[row:end] = np.arange(first, first + item.token_count)
             row = end
 
-    def _pack_depths(self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]) -> PackedBatch:
+    def _exit_slot(self, request: RunningRequest, item: ScheduledRange) -> int:
+        """Slot of a CODA row's token in the plane of its last loop; `item.depth` is the first that it skipped."""
+        block = request.block_groups[item.token_start // self._block_size] * self._planes + item.depth - 1
+        return block * self._block_size + item.token_start % self._block_size
+
+    def _pack_depths(
+        self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest], surplus: frozenset[int]
+    ) -> PackedBatch:
         """A prompt range that ends its last depth leaves no hidden rows but the last prompt token's, which CODA reads from the
         request's decode row."""
         columns: list[int] = []
         embedded: list[tuple[int, np.ndarray]] = []
         kept: list[tuple[int, int]] = []
+        decoded: list[tuple[int, int]] = []
+        silent: list[int] = []
         last_start = self._num_loops - batch.loop_count
         row = 0
         for item in batch.ranges:
@@ -84,12 +101,20 @@ class BatchPacker:
                 columns += (ring_id, depth, start, count, first, target)
             else:
                 columns += (ring_id, depth, start, 1, decode_row, decode_row)
+                if self._has_gate:
+                    decoded.append((row, ring_id * self._num_loops + depth))
+                if request_id in surplus:
+                    silent.append(row)
             row += count
         packed = self._packer.pack(host, np.array(columns, dtype=np.int64).reshape(-1, 6))
         for first, tokens in embedded:
             host.token_ids[first : first + len(tokens)] = tokens
         for at, decode_row in kept:
             host.target_rows[at] = decode_row
+        if decoded:
+            rows, gates = np.array(decoded).T
+            host.gates[rows] = gates
+        host.slots[silent] = host.target_rows[silent] = -1
         return packed
 
     def _prompt_row(self, ring_id: int, item: ScheduledRange) -> int:

@@ -30,6 +30,8 @@ class Pools:
     kv: KVPools
     hidden: torch.Tensor  # [num_rings * rows_per_ring, hidden]
     sampled: torch.Tensor  # [num_rings + 1] int32, the last token of every ring; the extra entry takes padding rows' tokens
+    survival: torch.Tensor  # [num_rings] float32, product of what the exit gate left a ring's token so far
+    left: torch.Tensor  # [num_rings] int32, 1 where a ring's token has left the loop early by its gate
     staged_groups: torch.Tensor  # [num_rings, groups_per_ring] int32, on the host
     host_groups: np.ndarray  # [num_rings, groups_per_ring] int32
     ring_rows: int
@@ -60,6 +62,8 @@ class Pools:
             kv=kv,
             hidden=torch.zeros((num_rings * (ring_rows + 1), shape.hidden_size), dtype=dtype, device=device),
             sampled=torch.zeros(num_rings + 1, dtype=torch.int32, device=device),
+            survival=torch.ones(num_rings, dtype=torch.float32, device=device),
+            left=torch.zeros(num_rings, dtype=torch.int32, device=device),
             staged_groups=staged_groups,
             host_groups=staged_groups.numpy(),
             ring_rows=ring_rows,

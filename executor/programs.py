@@ -1,8 +1,8 @@
 """What the device runs for one batch, as programs over static buffers of a row bucket: eagerly, or captured once as CUDA graphs.
 
-A program is one of three kinds: rows through some recurrent loops, rows to the hidden pool only (prelude), or rows to tokens
-(coda). Its key is all in which two batches that share a graph must agree: kind, bucket, query-tile class, loops. The metadata
-buffer holds the rest.
+A program is one of these kinds: rows through some recurrent loops, rows to the hidden pool only (prelude), or rows to tokens (coda,
+and coda-exits when some of them left early). Its key is all in which two batches that share a graph must agree: kind, bucket,
+query-tile class, loops, exit gate. The metadata buffer holds the rest.
 """
 
 from bisect import bisect_left
@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 import torch
 
+from executor.kernels.gate import GateRule
 from executor.kernels.meta import BatchMeta, HostMeta, MetaLayout
-from executor.model.forward import LoopedModel, Scratch, lm_head, load_rows, recurrent, store_rows
+from executor.model.forward import LoopedModel, Scratch, drop_left, exit_gate, lm_head, load_rows, recurrent, store_rows
 from executor.model.sampling import SamplingRows, greedy, sample
 from executor.pools import Pools
 from policies.config import SamplingSettings
 from policies.core.batch import ExecutionBatch, Stage
+from policies.core.exits import ExitRule
 
 BUCKETS = (
     1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792,
@@ -33,6 +35,7 @@ class ProgramKey(NamedTuple):
     bucket: int
     tile_rows: int
     loops: int
+    gate: GateRule | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +85,9 @@ class Programs:
         self._host_tokens = torch.zeros((self._num_hosts, max_logit_rows), dtype=torch.int32, pin_memory=pin)
         self._host_seeds = torch.zeros((self._num_hosts, max_logit_rows), dtype=torch.int64, pin_memory=pin)
         self._num_codas = 0
+        self._decisions = torch.zeros(max_rows, dtype=torch.int32, device=self._device)
+        self._host_decisions = torch.zeros((self._num_hosts, max_rows), dtype=torch.int32, pin_memory=pin)
+        self._num_gated = 0
         self._sampling = sampling
         self._settings = SamplingRows(
             temperature=torch.full((max_logit_rows,), sampling.temperature, device=self._device),
@@ -106,13 +112,16 @@ class Programs:
             bucket = self._buckets[size] = Bucket(BatchMeta.allocate(layout, self._device), hosts, self._scratch.rows(size))
         return bucket
 
-    def run(self, batch: ExecutionBatch, bucket: Bucket, tile_rows: int) -> None:
-        """Enqueue the program of `batch`, whose metadata copy has been enqueued before."""
+    def run(self, batch: ExecutionBatch, bucket: Bucket, tile_rows: int, gate: GateRule | None = None) -> None:
+        """Enqueue the program of `batch`, whose metadata copy has been enqueued before; `gate` decides on its decode rows."""
         rows = bucket.meta.layout.max_rows
         if batch.loop_count:
-            key = ProgramKey("recurrent", rows, tile_rows, batch.loop_count)
+            key = ProgramKey("recurrent", rows, tile_rows, batch.loop_count, gate)
+        elif batch.stage is Stage.CODA:
+            has_copies = self._pools.kv.planes > 1 and any([item.depth for item in batch.ranges])
+            key = ProgramKey("coda-exits" if has_copies else "coda", rows, 0, 0)
         else:
-            key = ProgramKey("coda" if batch.stage is Stage.CODA else "prelude", rows, 0, 0)
+            key = ProgramKey("prelude", rows, 0, 0)
         if not self._use_graphs:
             self.eager_runs += 1
             self._body(key, bucket)
@@ -144,18 +153,26 @@ class Programs:
         layout = bucket.meta.layout
         words = torch.zeros(layout.num_words, dtype=torch.int32)
         views = layout.views(words)
-        for name in ("slots", "token_ids", "sampled_rows", "source_rows", "target_rows"):
+        for name in ("slots", "token_ids", "sampled_rows", "source_rows", "target_rows", "gates"):
             views[name].fill_(-1)
         return words
 
     def _body(self, key: ProgramKey, bucket: Bucket) -> None:
         model, pools, meta, scratch = self._model, self._pools, bucket.meta, bucket.scratch
-        if key.kind == "coda":
+        if key.kind == "coda-exits":
+            model.ops.exit_copy(pools.kv.k, pools.kv.v, meta.slots, pools.kv.planes)
+        if key.kind.startswith("coda"):
             self._coda(meta, scratch, key.bucket)
             return
+        if key.gate is not None:
+            drop_left(model, meta, pools.left)
         load_rows(model, meta, pools.hidden, pools.sampled, scratch)
         for depth_offset in range(key.loops):
             recurrent(model, pools.kv, meta, key.tile_rows, scratch, depth_offset)
+            if key.gate is not None:
+                exit_gate(
+                    model, meta, scratch.hidden, pools.survival, pools.left, self._decisions, depth_offset, key.gate
+                )  # fmt: skip
             if self._after_loop is not None:
                 self._after_loop(depth_offset, scratch.hidden)
         store_rows(model, meta, scratch, pools.hidden)
@@ -197,18 +214,30 @@ class Programs:
         host.copy_(self._tokens[:rows], non_blocking=True)
         return host
 
-    def warm_up(self, longest_range: int) -> None:
-        """Make the programs that batches of ranges up to `longest_range` rows commonly need: one loop and all, every bucket."""
-        num_loops = self._model.shape.num_loops
+    def copy_decisions(self, rows: int) -> torch.Tensor:
+        """Enqueue a copy of the last gated batch's decisions to a host buffer: [rows] int32, valid like `copy_tokens`' result."""
+        host = self._host_decisions[self._num_gated % self._num_hosts, :rows]
+        self._num_gated += 1
+        host.copy_(self._decisions[:rows], non_blocking=True)
+        return host
+
+    def warm_up(self, longest_range: int, exits: ExitRule, gate: GateRule | None) -> None:
+        """Make the programs that batches of ranges up to `longest_range` rows commonly need, for every bucket: one loop, all,
+        and as many as decode rows run before they may leave."""
+        num_loops, decode_loops = self._model.shape.num_loops, exits.boundary(0)
         classes = self._model.ops.tile_classes
         largest = next((rows for rows in classes if rows >= longest_range), classes[-1])
         for size in self._sizes if self._device.type == "cuda" else self._sizes[:1]:
             bucket = self.bucket_for(size)
-            keys = [ProgramKey("recurrent", size, tile, loops) for tile in classes if tile <= largest for loops in (1, num_loops)]
-            keys.append(ProgramKey("prelude", size, 0, 0))
+            tiles = [tile for tile in classes if tile <= largest]
+            keys = [ProgramKey("recurrent", size, tile, loops) for tile in tiles for loops in sorted({1, num_loops})]
+            keys += [ProgramKey("recurrent", size, tile, 1, gate) for tile in tiles]
+            keys += [ProgramKey("recurrent", size, tiles[0], decode_loops, gate), ProgramKey("prelude", size, 0, 0)]
             if size <= len(self._tokens):
                 keys.append(ProgramKey("coda", size, 0, 0))
-            for key in keys:
+                if exits.min_loops < num_loops and self._pools.kv.planes > 1:
+                    keys.append(ProgramKey("coda-exits", size, 0, 0))
+            for key in dict.fromkeys(keys):
                 if self._use_graphs and key not in self._graphs:
                     self._capture(key, bucket)
                 elif not self._use_graphs:

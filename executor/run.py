@@ -76,11 +76,13 @@ def execute(
         (directory.path / TOKENS).unlink(missing_ok=True)
         log = RunLog(directory.batches)
         engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns)
-        session.warm_up(min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens))
+        session.warm_up(min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens), config.exit)
         before = session.programs.counters()
         with RunProgress(len(workload.requests), identity.directory_name) as progress, CtrlC() as ctrl_c, few_collections():
             timeline = make_timeline(session.device)
-            runner = Runner(session.model, session.pools, session.programs, timeline, config.seed, address_audit)
+            runner = Runner(
+                session.model, session.pools, session.programs, timeline, config.seed, address_audit, session.gate(config.exit)
+            )
             if fingerprints is not None:
                 fingerprints.attach(runner)
                 observers = (*observers, fingerprints)
@@ -93,6 +95,7 @@ def execute(
                 Roofline(session.shape, session.facts) if session.facts else None,
                 (progress, *observers),
                 lambda: ctrl_c.is_pressed,
+                run.exit_oracle(scheduler.exits),
             )
             ending = run_to_end(backend.run, session.synchronize)
         # A token that was sampled for a client who had hung up is not an output.
@@ -136,6 +139,7 @@ def make_audit(session: Session, run: PlannedRun) -> AddressAudit:
         config.policy.resident_chunks(num_loops),
         session.pools.ring_rows,
         session.pools.kv.groups,
+        session.gate(config.exit) is not None,
     )
 
 

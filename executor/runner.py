@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from executor.audit import AddressAudit
+from executor.kernels.gate import GateRule
 from executor.kernels.worklist import Packer
 from executor.model.forward import LoopedModel
 from executor.model.sampling import row_seed
@@ -24,19 +25,28 @@ from policies.core.batch import ExecutionBatch, Stage
 
 @dataclass(slots=True)
 class Launched:
-    """A batch that has been handed to the device. `tokens` is its CODA output on the host, valid once `end` has passed."""
+    """A batch that has been handed to the device. `tokens` is its CODA output on the host, `decisions` what an exit gate said of
+    each row; both are valid once `end` has passed."""
 
     batch: ExecutionBatch
     start: Mark
     end: Mark
     tokens: torch.Tensor | None
+    decisions: torch.Tensor | None
 
 
 class Runner:
-    """Owns the launch order of one run. `prompts` gives the token ids of a request's prompt."""
+    """Owns the launch order of one run. `gate` decides after every loop which tokens leave early (None: no gate is asked)."""
 
     def __init__(
-        self, model: LoopedModel, pools: Pools, programs: Programs, timeline: Timeline, seed: int, audit: AddressAudit | None = None
+        self,
+        model: LoopedModel,
+        pools: Pools,
+        programs: Programs,
+        timeline: Timeline,
+        seed: int,
+        audit: AddressAudit | None = None,
+        gate: GateRule | None = None,
     ) -> None:
         self._model = model
         self._pools = pools
@@ -44,19 +54,22 @@ class Runner:
         self._timeline = timeline
         self._seed = seed
         self._audit = audit
+        self._gate = gate
         ops = model.ops
         shape = model.shape
         self._packer = BatchPacker(
             Packer(pools.host_groups, shape.num_loops, pools.kv.block_size, shape.num_heads, ops.attention_slots, ops.tile_classes),
             pools,
             shape.num_loops,
+            gate is not None,
         )
         self.requests: dict[int, RunningRequest] = {}
         self.launched: deque[Launched] = deque()
         self._rows = self._padded_rows = 0
 
-    def launch(self, batch: ExecutionBatch, prompts: Mapping[int, np.ndarray]) -> None:
-        """Hand `batch` to the device. `prompts` has the prompts of the requests that it admits."""
+    def launch(self, batch: ExecutionBatch, prompts: Mapping[int, np.ndarray], surplus: frozenset[int] = frozenset()) -> None:
+        """Hand `batch` to the device. `prompts` has the prompts of the requests that it admits; decode rows of the requests in
+        `surplus` are known to have left the loop and leave no trace."""
         for request_id in batch.handover.released:
             self.requests.pop(request_id, None)
         for allocation in batch.allocations:
@@ -67,20 +80,22 @@ class Runner:
             self._pools.admit(allocation)
         bucket = self._programs.bucket_for(batch.rows)
         host = bucket.next_host()
-        packed = self._packer.pack(host, batch, self.requests)
+        packed = self._packer.pack(host, batch, self.requests, surplus)
         if self._audit is not None:
-            self._audit.check(batch, host, self.requests)
+            self._audit.check(batch, host, self.requests, surplus)
         is_coda = batch.stage is Stage.CODA
+        gate = self._gate if batch.stage is Stage.RECURRENT else None
         if is_coda and self._programs.is_random:
             self._programs.set_seeds([row_seed(self._seed, item.request_id, item.token_start) for item in batch.ranges])
         start = self._timeline.mark()
         bucket.meta.update(host, packed.num_words)
-        self._programs.run(batch, bucket, packed.tile_rows)
+        self._programs.run(batch, bucket, packed.tile_rows, gate)
         tokens = self._programs.copy_tokens(batch.rows) if is_coda else None
+        decisions = self._programs.copy_decisions(batch.rows) if gate else None
         end = self._timeline.mark()
         self._rows += batch.rows
         self._padded_rows += bucket.meta.layout.max_rows
-        self.launched.append(Launched(batch, start, end, tokens))
+        self.launched.append(Launched(batch, start, end, tokens, decisions))
 
     def oldest_is_done(self) -> bool:
         """Whether the oldest launched batch has left the device."""

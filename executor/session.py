@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from executor.environment import check_memory, prepare_environment, resolve_device
+from executor.kernels.gate import GateRule
 from executor.kernels.ops import select_ops
 from executor.model.checkpoint import load_checkpoint
 from executor.model.config import resolve_model
@@ -22,8 +23,10 @@ from executor.programs import Programs
 from executor.source import kernel_sha256
 from policies.config import RunConfig, locate
 from policies.core.errors import InputError
+from policies.core.exits import ExitRule, ExitSettings
 from policies.core.limit import DeviceFacts
 from policies.core.model import SHIPPED_MODELS, ModelShape
+from policies.core.request import ExitOracle
 from policies.core.scheduler import Scheduler
 from policies.devices import device_facts, facts_of_card
 from workloads.spec import WorkloadSpec, parse_workload
@@ -45,6 +48,10 @@ class PlannedRun:
         """`shape` with the context cut to what the workload allows."""
         limit = self.workload.max_context
         return shape if limit is None else dataclasses.replace(shape, max_context_tokens=min(limit, shape.max_context_tokens))
+
+    def exit_oracle(self, rule: ExitRule) -> ExitOracle | None:
+        """Who says where tokens leave, when it is not the gate on the device. Raises `InputError` when the workload cannot."""
+        return self.workload.recorded_exits() if rule.has_decisions and self.config.exit.mode == "trace" else None
 
     def with_blocks(self, default: int) -> "PlannedRun":
         """The same with `cache.num_blocks` set: to `default` where the config leaves it open."""
@@ -136,9 +143,16 @@ class Session:
             return random_weights(self.shape, self.seed, self.dtype, self.device)
         return load_checkpoint(self.checkpoint, stored, self.dtype, self.device)
 
-    def warm_up(self, longest_range: int) -> None:
-        """Compile and capture what batches will need, outside any measured time: every bucket, for one and for all loops."""
-        self.programs.warm_up(longest_range)
+    def gate(self, exits: ExitSettings) -> GateRule | None:
+        """The exit gate's rule under these settings, None where it is not asked."""
+        rule = exits.rule(self.shape.num_loops)
+        if exits.mode != "gate" or not rule.has_decisions:
+            return None
+        return GateRule(exits.threshold, rule.min_loops, rule.max_loops, self.shape.num_loops)
+
+    def warm_up(self, longest_range: int, exits: ExitSettings) -> None:
+        """Compile and capture what batches will need, outside any measured time, for every bucket."""
+        self.programs.warm_up(longest_range, exits.rule(self.shape.num_loops), self.gate(exits))
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -164,16 +178,15 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRu
     runs = []
     for config in configs:
         config.policy.check(shape, config.scheduler, config.cache)
-        config.exit.rule(shape.num_loops)
-        if config.exit.mode != "fixed":
-            raise InputError(f"{config.where}: exit.mode: {config.exit.mode} is not available in the executor yet, expected fixed")
         for name, available in AVAILABLE_CACHE.items():
             if getattr(config.cache, name) != available:
                 raise InputError(f"{config.where}: cache.{name}: the executor knows {available} only, yet")
         spec = parse_workload(config.workload, config.where)
         if spec not in workloads:
             workloads[spec] = load_workload(spec, config.seed, config.base_dir)
-        runs.append(PlannedRun(config, workloads[spec]))
+        run = PlannedRun(config, workloads[spec])
+        run.exit_oracle(config.exit.rule(shape.num_loops))
+        runs.append(run)
     return runs
 
 

@@ -6,6 +6,7 @@ from itertools import accumulate
 from policies.core.errors import InputError
 from policies.core.exits import ExitSettings
 from policies.core.request import ExitOracle
+from workloads.workload import Workload
 
 MIX_1, MIX_2, GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
@@ -29,14 +30,12 @@ class DrawnExits:
         return bisect_right(self._bounds, (bits >> 11) * 2.0**-53 * self._bounds[-1], hi=len(self._bounds) - 1) + 1
 
 
-def exit_oracle(settings: ExitSettings, num_loops: int, workload_exits: ExitOracle | None, seed: int) -> ExitOracle | None:
+def exit_oracle(settings: ExitSettings, num_loops: int, workload: Workload, seed: int) -> ExitOracle | None:
     """Who says where tokens leave; None when no token decides. Raises `InputError` when there is nobody to ask."""
     if not settings.rule(num_loops).has_decisions:
         return None
     if settings.mode == "trace":
-        if workload_exits is None:
-            raise InputError("exit.mode: trace needs the loops of every token, expected a workload with exit_loops")
-        return workload_exits
+        return workload.recorded_exits()
     weights = settings.loop_weights
     if weights is None or len(weights) != num_loops or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
         found = None if weights is None else list(weights)

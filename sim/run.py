@@ -55,7 +55,7 @@ class Simulation:
             model = dataclasses.replace(model, max_context_tokens=min(model.max_context_tokens, workload.max_context))
         if config.cache.num_blocks is None:
             config = config.with_blocks(default_blocks(config, model, latency))
-        exits = exit_oracle(config.exit, model.num_loops, workload.exits, config.seed)
+        exits = exit_oracle(config.exit, model.num_loops, workload, config.seed)
         return cls(config, model, latency, workload, exits, (latency.provenance, *workload.notes))
 
     def scheduler(self) -> Scheduler:

@@ -138,6 +138,7 @@ class Track:
     swapped: int = 0
     bypasses: int = 0
     surplus_until: int = -1
+    undecided_until: int = -1
 
     @property
     def queue_order(self) -> tuple[int, int]:
@@ -151,7 +152,7 @@ class Track:
     @property
     def is_ready(self) -> bool:
         """Something of it is left to schedule."""
-        return self.expects != "NOTHING" and not self.is_ended
+        return self.expects not in ("NOTHING", "DECISION") and not self.is_ended
 
 
 def parse_batches(text: str) -> list[Batch]:
@@ -402,7 +403,10 @@ class Replay:
         else:
             track.depth += loops
             if track.depth == self.rules.last_loop:
-                track.expects, track.depth = "CODA", track.depth % self.rules.num_loops
+                is_known = track.undecided_until <= self._collected_seq
+                track.expects, track.depth = "CODA" if is_known else "DECISION", track.depth % self.rules.num_loops
+            elif self.rules.min_loops is not None and track.depth >= self.rules.min_loops:
+                track.undecided_until = batch.seq
 
     def _collect(self, now_ns: int) -> int:
         """The oldest submitted batch is collected: tokens are delivered and what nothing uses any more returns.
@@ -436,7 +440,7 @@ class Replay:
         }
 
     def _check_exits(self, batch: Batch) -> None:
-        """Tokens reported to have left go on to CODA; at most one later batch holds a row of theirs, which is surplus."""
+        """Tokens reported to have left go on to CODA; rows of theirs in later batches are surplus. No CODA before all is known."""
         rows = {item.request_id: item for item in batch.ranges if item.stage == "RECURRENT"}
         for request_id in sorted(batch.exits):
             track, item = self.tracks[request_id], rows.get(request_id)
@@ -447,8 +451,12 @@ class Replay:
                 raise Broken(2, f"batch {batch.seq}: request {request_id} leaves after {loops} loops, from {first} on it may")
             if not track.is_ended:
                 track.expects, track.depth = "CODA", loops
+                track.undecided_until = batch.seq
                 if track.last_seq > batch.seq:
                     track.surplus_until = track.last_seq
+        for track in map(self.tracks.__getitem__, rows):
+            if track.expects == "DECISION" and track.undecided_until == batch.seq:
+                track.expects = "CODA"
 
     def _check_idle(self, now_ns: int, forms: Batch | None, collects: Batch | None) -> None:
         """Invariant 9: from the event at `now_ns` to the next one no chance to form a batch was passed over.

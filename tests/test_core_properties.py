@@ -149,7 +149,7 @@ def cases(draw: st.DrawFn) -> Case:
         host_ns=draw(st.sampled_from([0, 0, 5, 50])),
         collect_delay_ns=draw(st.sampled_from([0, 0, 3])),
         max_context_tokens=draw(st.sampled_from([65536, 65536, 40])),
-        exits=draw(exit_settings(num_loops)) if scheduler.inflight <= 2 else ExitSettings(),
+        exits=draw(exit_settings(num_loops)),
         exit_seed=draw(st.integers(0, 9)),
     )
 

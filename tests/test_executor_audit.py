@@ -36,15 +36,15 @@ class Bed:
             self.requests[10 + at] = RunningRequest(10 + at, 2 - at, prompt, groups)
             self.pools.admit(Allocation(10 + at, groups, 2 - at))
         packer = Packer(self.pools.host_groups, PLANES, BLOCK_SIZE, OURO_TINY.num_heads, slots, (16, 64))
-        self.packer = BatchPacker(packer, self.pools, PLANES)
-        self.audit = AddressAudit(PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups)
+        self.packer = BatchPacker(packer, self.pools, PLANES, has_gate=True)
+        self.audit = AddressAudit(PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups, True)
 
-    def check(self, batch: ExecutionBatch, corrupt: Corrupt = lambda host: None) -> int:
+    def check(self, batch: ExecutionBatch, corrupt: Corrupt = lambda host: None, surplus: frozenset[int] = frozenset()) -> int:
         host = HostMeta.allocate(MetaLayout.for_rows(128), pin=False)
         host.buffer.fill_(99)
-        self.packer.pack(host, batch, self.requests)
+        self.packer.pack(host, batch, self.requests, surplus)
         corrupt(host)
-        self.audit.check(batch, host, self.requests)
+        self.audit.check(batch, host, self.requests, surplus)
         return self.audit.rows_checked
 
 
@@ -77,6 +77,9 @@ BATCHES = {
     "staging": STAGED,
     "prelude": batch_of(Stage.PRELUDE, 0, row(10, Stage.PRELUDE, 1900), row(12, Stage.PRELUDE, 1950)),
     "coda": batch_of(Stage.CODA, 0, row(11, Stage.CODA, 1899), row(10, Stage.CODA, 1912)),
+    "coda of early exits": batch_of(
+        Stage.CODA, 0, row(11, Stage.CODA, 1899), row(10, Stage.CODA, 1912, 1), row(12, Stage.CODA, 1950, 3)
+    ),
 }
 
 
@@ -84,6 +87,13 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_what_the_packer_writes_is_what_first_principles_say(name: str, slots: int) -> None:
     assert Bed(slots).check(BATCHES[name]) == BATCHES[name].rows
+
+
+def test_a_row_known_to_be_surplus_writes_nothing_and_the_others_do() -> None:
+    batch = BATCHES["all depths"]
+    assert Bed(1).check(batch, surplus=frozenset({11})) == 2
+    with pytest.raises(AuditError, match=r"request 11, position 1901, depth 0: slots is [0-9]+, first principles say -1"):
+        Bed(1).check(batch, put("slots", 1, 5), frozenset({11}))
 
 
 def test_long_histories_are_split_when_the_device_has_room() -> None:
@@ -121,6 +131,9 @@ def put(field: str, at: object, value: int) -> Corrupt:
         (STAGED, put("token_ids", 3, 0), "request 10, position 43, depth 0: token_ids is 0"),
         (BATCHES["prelude"], put("sampled_rows", 1, 1), "request 12, position 1950, depth 0: sampled_rows is 1"),
         (BATCHES["coda"], put("source_rows", 0, 9), "request 11, position 1899, depth 0: source_rows is 9"),
+        (BATCHES["coda of early exits"], put("slots", 1, 9), "request 10, position 1912, depth 1: slots is 9"),
+        (BATCHES["coda of early exits"], put("slots", 0, 9), "request 11, position 1899, depth 0: slots is 9"),
+        (MIXED, put("gates", 0, 9), "request 12, position 1950, depth 2: gates is 9, first principles say 2"),
     ],
 )
 def test_a_wrong_address_is_named_with_its_request_and_position(batch: ExecutionBatch, corrupt: Corrupt, sentence: str) -> None:

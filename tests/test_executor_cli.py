@@ -181,6 +181,7 @@ def test_a_missing_shard_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         (("--set", "scheduler.max_num_seqs=0"), ("scheduler.max_num_seqs: 0, expected at least 1",)),
         (("--set", "cache.layout=shared"), ("policy wcpb cannot run with cache.layout shared",)),
         (("--set", "exit={mode: gate, min_loops: 9}"), ("exit: min_loops 9 and max_loops 4",)),
+        (("--set", "exit.mode=trace"), ("exit.mode: trace needs the loops of every token",)),
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_no_directory(arguments: tuple[str, ...], parts: tuple[str, ...], capsys: Any) -> None:
@@ -236,7 +237,7 @@ def test_a_kernel_that_raises_ends_the_run_with_one_line_and_status_1(capsys: An
 
 
 def test_an_error_before_the_first_batch_leaves_no_summary(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Programs, longest_range: int) -> None:
+    def broken(*_: object) -> None:
         raise RuntimeError("no kernel image is available\nfor this device")
 
     monkeypatch.setattr(Programs, "warm_up", broken)

@@ -26,8 +26,8 @@ def plain_words(packer: Packer, layout: MetaLayout, segments: list[Segment]) -> 
         for at in range(count):
             group, within = divmod(start + at, BLOCK_SIZE)
             slot = (int(packer.host_groups[ring, group]) * PLANES + depth) * BLOCK_SIZE + within
-            rows.append([start + at, slot, -1, -1, source + at if source >= 0 else -1, target + at if target >= 0 else -1])
-    padding = [0, -1, -1, -1, -1, -1]
+            rows.append([start + at, slot, -1, -1, source + at if source >= 0 else -1, target + at if target >= 0 else -1, -1])
+    padding = [0, -1, -1, -1, -1, -1, -1]
     rows += [padding] * (layout.max_rows - len(rows))
 
     slots = max(1, packer.slots * 64 // max(64, tile_rows))

@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("triton", reason="needs triton")
 
 from executor.kernels.attention import AttentionLauncher, Workspace, attention_torch  # noqa: E402
+from executor.kernels.drop_left import drop_left_torch, drop_left_triton  # noqa: E402
 from executor.kernels.embed_rows import embed_rows_torch, embed_rows_triton  # noqa: E402
 from executor.kernels.exit_copy import exit_copy_torch, exit_copy_triton  # noqa: E402
-from executor.kernels.gate import gate_torch, gate_triton  # noqa: E402
+from executor.kernels.gate import GateRule, gate_torch, gate_triton  # noqa: E402
 from executor.kernels.gather_rows import gather_rows_torch, gather_rows_triton  # noqa: E402
 from executor.kernels.kv import KVPools, plane_slots  # noqa: E402
 from executor.kernels.linear import linear_tiled  # noqa: E402
@@ -83,10 +84,38 @@ def test_norms_swiglu_and_gate_equal_their_twins(size: int, dtype) -> None:
     swiglu_torch(gate_up, want)
     assert_close(got, want)
 
-    got, want = empty(5), empty(5)
-    gate_triton(x, w_next[None] * 0.1, w_post[:1], got)
-    gate_torch(x, w_next[None] * 0.1, w_post[:1], want)
-    assert_close(got, want)
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [63, 100, 1000])
+def test_the_gate_decides_like_its_twin_on_the_rows_that_it_is_told(size: int, dtype) -> None:
+    rule = GateRule(0.6, 2, 4, 4)
+    x, weight, bias = randn(6, size, dtype=dtype), randn(1, size, dtype=dtype, seed=1) * 0.1, randn(1, dtype=dtype, seed=2)
+    gates = torch.tensor([0 * 4 + 0, -1, 3 * 4 + 1, 1 * 4 + 2, 4 * 4 + 3, 2 * 4 + 1, 7], dtype=torch.int32, device=DEVICE)
+    found = []
+    for function in (gate_triton, gate_torch):
+        survival, left = torch.full((6,), 0.5, device=DEVICE), torch.full((6,), 9, dtype=torch.int32, device=DEVICE)
+        decisions = torch.full((7,), 5, dtype=torch.int32, device=DEVICE)
+        function(x, weight, bias, gates, survival, left, decisions, 0, rule)
+        found.append((survival, left, decisions))
+    assert_close(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])
+    survival, left, decisions = (item.tolist() for item in found[0])
+    stay = 1 - torch.sigmoid((x.float() * weight.float()).sum(1) + bias.float())
+    assert survival == pytest.approx([stay[0], 0.5 * stay[3], 0.5 * stay[5], 0.5 * stay[2], 0.5 * stay[4], 0.5], rel=1e-4)
+    leaves = [0, *(int(1 - survival[ring] >= 0.6) for ring in (1, 2, 3)), 0]
+    assert left == [*leaves, 9]
+    assert decisions == [0, 0, leaves[3], leaves[1], 0, leaves[2], 5]
+
+
+def test_rows_of_tokens_that_left_are_dropped_and_a_new_token_is_not() -> None:
+    left = torch.tensor([1, 0, 1], dtype=torch.int32, device=DEVICE)
+    for function in (drop_left_triton, drop_left_torch):
+        gates = torch.tensor([0 * 4 + 1, 0 * 4 + 0, -1, 1 * 4 + 2, 2 * 4 + 3], dtype=torch.int32, device=DEVICE)
+        slots, targets = torch.arange(5, dtype=torch.int32, device=DEVICE), torch.arange(5, 10, dtype=torch.int32, device=DEVICE)
+        function(gates, left, slots, targets, 4)
+        assert gates.tolist() == [-1, 0, -1, 6, -1]
+        assert slots.tolist() == [-1, 1, 2, 3, -1]
+        assert targets.tolist() == [-1, 6, 7, 8, -1]
 
 
 @pytest.mark.parametrize("size", [1, 63, 100])
@@ -304,9 +333,8 @@ def test_exit_copy_fills_the_deeper_planes_only() -> None:
     groups = caches[0].kv.groups
     slots = torch.stack([plane_slots(groups[ring], torch.tensor(62, device=DEVICE), ring, PLANES, 16) for ring in range(4)])
     slots = torch.cat((slots, torch.tensor([-1], device=DEVICE))).int()
-    depths = torch.tensor([0, 1, 2, 3, 0], dtype=torch.int32, device=DEVICE)
-    exit_copy_triton(caches[0].kv.k, caches[0].kv.v, slots, depths, PLANES)
-    exit_copy_torch(caches[1].kv.k, caches[1].kv.v, slots, depths, PLANES)
+    exit_copy_triton(caches[0].kv.k, caches[0].kv.v, slots, PLANES)
+    exit_copy_torch(caches[1].kv.k, caches[1].kv.v, slots, PLANES)
     for got, want in ((caches[0].kv.k, caches[1].kv.k), (caches[0].kv.v, caches[1].kv.v)):
         assert torch.equal(bits(got), bits(want))
     slot = int(slots[1])
@@ -321,22 +349,28 @@ def test_twins_on_a_cpu_do_not_depend_on_row_grouping() -> None:
     whole, act = torch.empty(70, 176), torch.empty(70, 88)
     linear_tiled(x, weight, whole)
     swiglu_torch(whole, act)
-    norm, gates = torch.empty(70, 64), torch.empty(70)
+    norm = torch.empty(70, 64)
     rms_norm_torch(x, weight[0], 1e-6, norm)
-    gate_torch(x, weight[:1], weight[0, :1], gates)
+    gates = survival_of(x, weight)
     for start, end in [(0, 1), (1, 4), (5, 36), (17, 70), (69, 70)]:
         rows = end - start
-        part, part_act, part_norm, part_gates = (
-            torch.empty(rows, 176), torch.empty(rows, 88), torch.empty(rows, 64), torch.empty(rows)
-        )  # fmt: skip
+        part, part_act, part_norm = torch.empty(rows, 176), torch.empty(rows, 88), torch.empty(rows, 64)
         linear_tiled(x[start:end].clone(), weight, part)
         swiglu_torch(part, part_act)
         rms_norm_torch(x[start:end].clone(), weight[0], 1e-6, part_norm)
-        gate_torch(x[start:end].clone(), weight[:1], weight[0, :1], part_gates)
         assert torch.equal(part, whole[start:end])
         assert torch.equal(part_act, act[start:end])
         assert torch.equal(part_norm, norm[start:end])
-        assert torch.equal(part_gates, gates[start:end])
+        assert torch.equal(survival_of(x[start:end].clone(), weight), gates[start:end])
+
+
+def survival_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """What the exit gate leaves of every row of `x` after its first loop."""
+    rows = len(x)
+    survival, numbers = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
+    gates = 4 * torch.arange(rows, dtype=torch.int32)
+    gate_torch(x, weight[:1], weight[0, :1], gates, survival, numbers, numbers.clone(), 0, GateRule(0.5, 1, 4, 4))
+    return survival
 
 
 def test_work_list_covers_every_query_row_and_key_exactly_once() -> None:

@@ -9,13 +9,14 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from executor.environment import CUBLAS_ENVIRONMENT, prepare_environment, resolve_device  # noqa: E402
 from executor.kernels.attention import Workspace  # noqa: E402
+from executor.kernels.gate import GateRule  # noqa: E402
 from executor.kernels.kv import KVPools  # noqa: E402
 from executor.kernels.lang import HAS_TRITON  # noqa: E402
 from executor.kernels.meta import BatchMeta, HostMeta, MetaLayout  # noqa: E402
 from executor.kernels.ops import Ops, torch_ops, triton_ops  # noqa: E402
 from executor.kernels.worklist import Packer  # noqa: E402
 from executor.model.config import resolve_model  # noqa: E402
-from executor.model.forward import LoopedModel, Scratch, exit_gate, lm_head, load_rows, recurrent, store_rows  # noqa: E402
+from executor.model.forward import LoopedModel, Scratch, lm_head, load_rows, recurrent, store_rows  # noqa: E402
 from executor.model.reference import dense_forward  # noqa: E402
 from executor.model.sampling import SamplingRows, greedy, row_seed, sample  # noqa: E402
 from executor.model.weights import named_tensors, random_weights, weight_bytes  # noqa: E402
@@ -115,11 +116,16 @@ def test_hidden_states_gates_and_logits_equal_float64_at_every_depth(tokens: int
     for depth in range(4):
         driver.run([Step(0, depth, 0, tokens)])
     want = dense_forward(OURO_TINY, dict(named_tensors(OURO_TINY, driver.weights)), driver.prompts[0])
+    survival, left, decisions = torch.zeros(tokens), torch.zeros(tokens).int(), torch.zeros(tokens).int()
+    gates = 4 * torch.arange(tokens, dtype=torch.int32)
+    weights = driver.model.weights
     for depth in range(4):
         assert relative_error(driver.hidden[depth, 0], want.hidden[depth]) < 1e-5
-        probability = torch.empty(tokens)
-        exit_gate(driver.model, driver.hidden[depth, 0], probability)
-        assert relative_error(probability, want.gate[depth]) < 1e-5
+        hidden, rule = driver.hidden[depth, 0], GateRule(0.5, 1, 4, 4)
+        torch_ops().gate(hidden, weights.gate_weight, weights.gate_bias, gates + depth, survival, left, decisions, 0, rule)
+        leaving = 1 - (1 - want.gate[: depth + 1]).prod(0)
+        assert relative_error(1 - survival, leaving) < 1e-5
+        assert decisions.tolist() == ((leaving >= 0.5) & (depth < 3)).int().tolist()
     assert relative_error(driver.logits(0), want.logits) < 1e-5
 
 

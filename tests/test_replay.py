@@ -123,7 +123,7 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
         },
         "cache": {"block_size": 16, "num_blocks": draw.choice([20, 28, 60, None])},
         "workload": {"kind": "trace", "path": "t.csv", "concurrency": concurrency, "max_context": max_context},
-        "exit": draw.choice([{}, {"mode": "trace"}, {"mode": "trace", "min_loops": 2, "max_loops": 3}]) if inflight <= 2 else {},
+        "exit": draw.choice([{}, {"mode": "trace"}, {"mode": "trace", "min_loops": 2, "max_loops": 3}]),
     }  # fmt: skip
     path = simulated(tmp_path / "run", raw)
     outcome = replay(path)

@@ -120,13 +120,12 @@ def draw_world(chance: Random) -> RandomWorld:
     requests.sort(key=lambda request: (request.arrival_ns, request.request_id))
     cache = draw_cache(chance, num_loops, requests)
     min_loops, max_loops = sorted((chance.randint(1, num_loops), chance.randint(1, num_loops)))
-    scheduler = draw_scheduler(chance)
-    may_exit = chance.random() < 0.4 and not cache.may_recompute and scheduler.inflight <= 2
+    may_exit = chance.random() < 0.4 and not cache.may_recompute
     return RandomWorld(
         requests=tuple(requests),
         outputs=outputs,
         patience_ns=patience_ns,
-        scheduler=scheduler,
+        scheduler=draw_scheduler(chance),
         cache=cache,
         num_loops=num_loops,
         concurrency=chance.choice([None, None, 1, 2, 4]),

@@ -68,6 +68,12 @@ class Workload:
     patience_ns: Mapping[int, int] | None = field(default=None, repr=False)
     exits: ExitOracle | None = field(default=None, repr=False)
 
+    def recorded_exits(self) -> ExitOracle:
+        """`exits`. Raises `InputError` when the source does not know them."""
+        if self.exits is None:
+            raise InputError("exit.mode: trace needs the loops of every token, expected a workload with exit_loops")
+        return self.exits
+
 
 def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> Workload:
     """The workload that `spec` describes; paths in it are relative to `base_dir`.

@@ -12,7 +12,7 @@ import torch
 
 HEADER_WORDS = 4
 HEADER_ROWS, HEADER_ITEMS, HEADER_COMBINES = 0, 1, 2
-ROW_FIELDS = ("positions", "slots", "token_ids", "sampled_rows", "source_rows", "target_rows")
+ROW_FIELDS = ("positions", "slots", "token_ids", "sampled_rows", "source_rows", "target_rows", "gates")
 """Order matters: `Packer.pack` fills neighbours together."""
 COMBINE_WORDS = 4
 """Of one row whose history was split: its row, its first partial row, the distance to the next split's, the number of splits."""
@@ -71,13 +71,14 @@ class HostMeta:
     layout: MetaLayout
     buffer: torch.Tensor  # [num_words] int32
     header: np.ndarray
-    row_fields: np.ndarray  # [len(ROW_FIELDS), max_rows]: the six below, one under another
+    row_fields: np.ndarray  # [len(ROW_FIELDS), max_rows]: the seven below, one under another
     positions: np.ndarray
     slots: np.ndarray
     token_ids: np.ndarray
     sampled_rows: np.ndarray
     source_rows: np.ndarray
     target_rows: np.ndarray
+    gates: np.ndarray
     combines: np.ndarray  # [max_rows, COMBINE_WORDS]
     items: np.ndarray  # [max_items, ITEM_WORDS]
 
@@ -98,13 +99,14 @@ class BatchMeta:
     layout: MetaLayout
     buffer: torch.Tensor  # [num_words] int32
     header: torch.Tensor  # [HEADER_WORDS]
-    row_fields: torch.Tensor  # [len(ROW_FIELDS), max_rows]: the six below, one under another
+    row_fields: torch.Tensor  # [len(ROW_FIELDS), max_rows]: the seven below, one under another
     positions: torch.Tensor  # [max_rows]
     slots: torch.Tensor  # [max_rows], block * block_size + offset of the first loop's plane
     token_ids: torch.Tensor  # [max_rows]
     sampled_rows: torch.Tensor  # [max_rows]
     source_rows: torch.Tensor  # [max_rows]
     target_rows: torch.Tensor  # [max_rows]
+    gates: torch.Tensor  # [max_rows], ring * num_loops + depth of a decode row that an exit gate decides on
     combines: torch.Tensor  # [max_rows, COMBINE_WORDS]
     items: torch.Tensor  # [max_items, ITEM_WORDS]
 

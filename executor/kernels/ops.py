@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from executor.kernels import attention as attn
-from executor.kernels import embed_rows, exit_copy, gate, gather_rows, linear, residual_norms, rms_norm, scatter_rows
+from executor.kernels import drop_left, embed_rows, exit_copy, gate, gather_rows, linear, residual_norms, rms_norm, scatter_rows
 from policies.core.model import BF16_BYTES, ModelShape
 
 Op = Callable[..., Any]
@@ -32,6 +32,7 @@ class Ops:
     gather_rows: Op
     scatter_rows: Op
     exit_copy: Op
+    drop_left: Op
     tile_classes: tuple[int, ...]
     attention_slots: int
 
@@ -50,6 +51,7 @@ def torch_ops() -> Ops:
         gather_rows=gather_rows.gather_rows_torch,
         scatter_rows=scatter_rows.scatter_rows_torch,
         exit_copy=exit_copy.exit_copy_torch,
+        drop_left=drop_left.drop_left_torch,
         tile_classes=(16,),
         attention_slots=1,
     )
@@ -70,6 +72,7 @@ def triton_ops(workspace: attn.Workspace, num_sms: int, dtype: torch.dtype) -> O
         gather_rows=gather_rows.gather_rows_triton,
         scatter_rows=scatter_rows.scatter_rows_triton,
         exit_copy=exit_copy.exit_copy_triton,
+        drop_left=drop_left.drop_left_triton,
         tile_classes=attn.TILE_CLASSES[dtype],
         attention_slots=2 * num_sms,
     )

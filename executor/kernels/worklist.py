@@ -48,8 +48,8 @@ class Packer:
     def pack(self, host: HostMeta, segments: np.ndarray) -> PackedBatch:
         """Write `segments` [n, 6] (columns SEGMENT_FIELDS, in batch order) into `host`.
 
-        Fills header, positions, slots, source_rows, target_rows, combines and items; sets token_ids and sampled_rows to -1 for the
-        caller to overwrite. Raises `ValueError` when the rows do not fit the bucket.
+        Fills header, positions, slots, source_rows, target_rows, combines and items; sets token_ids, sampled_rows and gates to
+        -1 for the caller to overwrite. Raises `ValueError` when the rows do not fit the bucket.
 
         40 rows from position 280 in tiles of 16 make tiles of 16, 16 and 8 rows; the first needs keys [0, 296): 2 splits.
         """
@@ -69,7 +69,8 @@ class Packer:
         fields[0, num_rows:] = 0
         fields[1, :num_rows] = block * self.block_size + within_block
         fields[2:4] = -1
-        fields[4:, :num_rows] = by_row[1:3]
+        fields[4:6, :num_rows] = by_row[1:3]
+        fields[6] = -1
         fields[1:, num_rows:] = -1
 
         tile_rows = self.tile_rows_for(int(count.max(initial=1)))

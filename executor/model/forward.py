@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from executor.kernels.gate import GateRule
 from executor.kernels.kv import KVPools
 from executor.kernels.meta import BatchMeta
 from executor.kernels.ops import Ops
@@ -110,6 +111,17 @@ def lm_head(model: LoopedModel, hidden: torch.Tensor, logits: torch.Tensor) -> N
     model.ops.linear(hidden, model.weights.lm_head, logits)
 
 
-def exit_gate(model: LoopedModel, hidden: torch.Tensor, probability: torch.Tensor) -> None:
-    """hidden [rows, hidden] after a loop to the gate's probability [rows] float32 of leaving after it."""
-    model.ops.gate(hidden, model.weights.gate_weight, model.weights.gate_bias, probability)
+def drop_left(model: LoopedModel, meta: BatchMeta, left: torch.Tensor) -> None:
+    """Before rows are loaded: those of tokens that have left, `left` [num_rings] int32, will write nothing."""
+    model.ops.drop_left(meta.gates, left, meta.slots, meta.target_rows, model.shape.num_loops)
+
+
+def exit_gate(
+    model: LoopedModel, meta: BatchMeta, hidden: torch.Tensor, survival: torch.Tensor, left: torch.Tensor,
+    decisions: torch.Tensor, depth_offset: int, rule: GateRule,
+) -> None:  # fmt: skip
+    """After a loop: let the gate decide on the decode rows of `hidden` [rows, hidden]; see `executor.kernels.gate`."""
+    weights = model.weights
+    model.ops.gate(
+        hidden, weights.gate_weight, weights.gate_bias, meta.gates, survival, left, decisions, depth_offset, rule
+    )  # fmt: skip

@@ -39,7 +39,7 @@ class Completion:
 
     `started_ns` and `finished_ns` are device times. `stops` names the requests whose CODA row sampled their last token, `exits`
     those whose decode row decided to leave after the depths that this batch ran, before `max_loops`. A decision is reported once:
-    with two batches in flight the row may already run one depth further, and that surplus row decides nothing.
+    batches in flight may hold rows of the token one and more depths further, and those surplus rows decide nothing.
     `select_ns` is what choosing the batch took, `host_ns` preparing and launching it, `limit_ns` its physical limit;
     `components_ns` splits the device time as a model predicts it (empty when measured as a whole).
     """

@@ -35,6 +35,8 @@ class Phase(StrEnum):
     """A sampled token waits to be embedded."""
     RECURRENT = "recurrent"
     """A token is between recurrent depths."""
+    UNDECIDED = "undecided"
+    """A token has run its last depth while batches in flight may still say that it had left earlier."""
     DRAINED = "drained"
     """Everything is scheduled; the request waits for its last batches to be collected."""
 
@@ -80,13 +82,14 @@ class RequestState:
     Progress here is *scheduled* progress: the device is a FIFO, so what has been submitted may be built upon. A decoding request
     walks CODA -> PRELUDE -> RECURRENT (depths 0 .. T-1) -> CODA; `position` is the token it is at: with a prompt of 10 tokens the
     first CODA is at position 9 and the first PRELUDE embeds position 10. At CODA `depth` is the first one that the token skipped by
-    leaving early, 0 when it skipped none; its rows in batches up to `surplus_until` were formed before that was known.
+    leaving early, 0 when it skipped none; its rows in batches up to `surplus_until` were formed before that was known. Collecting
+    batch `undecided_until` settles whether it leaves early.
     """
 
     __slots__ = (
         "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq", "max_tokens", "num_output_tokens",
         "num_scheduled_outputs", "phase", "position", "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id",
-        "surplus_until",
+        "surplus_until", "undecided_until",
     )  # fmt: skip
 
     def __init__(self, request: Request, prompt: PromptProgress) -> None:
@@ -106,6 +109,7 @@ class RequestState:
         self.num_output_tokens = 0
         self.last_seq = -1
         self.surplus_until = -1
+        self.undecided_until = -1
         self.first_scheduled_ns = -1
         self.is_ended = False
 

@@ -40,11 +40,6 @@ class Scheduler:
         self.settings = settings
         self.num_loops = model.num_loops
         self.exits = exits.rule(model.num_loops)
-        if self.exits.has_decisions and settings.inflight > 2:
-            raise InputError(
-                f"scheduler.inflight: {settings.inflight} with early exits, expected 1 or 2: a third batch could already hold the "
-                "successor of a token that has left"
-            )
         if self.exits.min_loops < model.num_loops and cache.may_recompute:
             raise InputError(
                 f"cache.preemption: {cache.preemption} may compute generated tokens again at full depth, so their K/V would not be "
@@ -110,7 +105,7 @@ class Scheduler:
         view.free_ring_slots = self.rings.free_slots
         selection = self.policy.select(view)
         if selection is None:
-            stuck = [request for request in order if request.phase is not Phase.DRAINED]
+            stuck = [request for request in order if request.phase not in (Phase.DRAINED, Phase.UNDECIDED)]
             if stuck:
                 raise StuckError(
                     f"invariant 9: policy {self.policy.name} formed no batch at {now_ns} ns with ready work of {len(stuck)} "
@@ -160,8 +155,10 @@ class Scheduler:
                 has_decode = True
                 state.depth += loops
                 if state.depth == max_loops:
-                    state.phase = Phase.CODA
+                    state.phase = Phase.CODA if state.undecided_until <= self.residents.collected_seq else Phase.UNDECIDED
                     state.depth = max_loops % self.num_loops
+                elif self.exits.has_decisions and state.depth >= self.exits.min_loops:
+                    state.undecided_until = seq
             elif stage is Stage.CODA:
                 state.num_scheduled_outputs += 1
                 state.position += 1
@@ -213,7 +210,7 @@ class Scheduler:
                 state = self.running[item.request_id]
                 if state.is_ended or batch.seq <= state.surplus_until:
                     self.surplus_rows += item.token_count
-        if completion.exits:
+        if self.exits.has_decisions:
             self._apply_exits(batch, completion.exits)
         if batch.stage is Stage.CODA:
             for item in batch.ranges:
@@ -232,15 +229,17 @@ class Scheduler:
         return delivered
 
     def _apply_exits(self, batch: ExecutionBatch, exits: frozenset[int]) -> None:
-        """Send the tokens that have left on to CODA. A row of theirs that a later batch already holds is surplus.
+        """Send the tokens that have left on to CODA, and those that waited at the last depth for `batch` to say so or not.
 
-        Raises `InvariantError` for an exit where the batch has no row that may leave.
+        Rows of tokens that have left in later batches are surplus. Raises `InvariantError` for an exit where no row may leave.
         """
         found = 0
         for item in batch.ranges:
-            if item.request_id not in exits:
-                continue
             state, loops = self.running[item.request_id], item.depth + batch.loop_count
+            if item.request_id not in exits:
+                if state.phase is Phase.UNDECIDED and state.undecided_until == batch.seq:
+                    state.phase = Phase.CODA
+                continue
             may_leave = item.stage is Stage.RECURRENT and batch.seq > state.surplus_until
             if not (may_leave and self.exits.has_decisions and self.exits.min_loops <= loops < self.exits.max_loops):
                 raise InvariantError(f"invariant 2: batch {batch.seq} reports an exit of {item}, which may not leave there")
@@ -249,8 +248,10 @@ class Scheduler:
                 continue
             state.phase = Phase.CODA
             state.depth = loops
+            state.undecided_until = batch.seq
             if state.last_seq > batch.seq:
-                state.surplus_until = self._surplus_until = state.last_seq
+                state.surplus_until = state.last_seq
+                self._surplus_until = max(self._surplus_until, state.last_seq)
         if found < len(exits):
             raise InvariantError(f"invariant 2: batch {batch.seq} reports exits of {sorted(exits)}, it has rows of {found} of them")
 
