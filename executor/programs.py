@@ -56,8 +56,8 @@ class Programs:
     """Builds and runs the programs of one model over one set of pools.
 
     `inflight` batches may be enqueued before one is collected: host buffers are one more, used in turn, so the next is always free.
-    `use_graphs` captures every program the first time it runs (CUDA only). `after_loop(depth_offset, hidden)` is called after
-    every loop, which only eager programs can do: give it for diagnostics, without graphs.
+    `use_graphs` captures every program the first time it runs (CUDA only); one that there is no memory to capture runs eagerly.
+    `after_loop(depth_offset, hidden)` is called after every loop, which only eager programs can do: for diagnostics.
     """
 
     def __init__(
@@ -99,6 +99,8 @@ class Programs:
         self._graphs: dict[ProgramKey, torch.cuda.CUDAGraph] = {}
         self._use_graphs = use_graphs
         self._after_loop = after_loop
+        self.uncaptured: set[ProgramKey] = set()
+        """Programs that run eagerly, because there was no memory to capture them."""
         self.graph_hits = self.graph_captures = self.eager_runs = 0
 
     def bucket_for(self, rows: int) -> Bucket:
@@ -122,28 +124,40 @@ class Programs:
             key = ProgramKey("coda-exits" if has_copies else "coda", rows, 0, 0)
         else:
             key = ProgramKey("prelude", rows, 0, 0)
-        if not self._use_graphs:
+        graph = self._graph_of(key, bucket)
+        if graph is None:
             self.eager_runs += 1
             self._body(key, bucket)
-            return
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._capture(key, bucket)
         else:
+            graph.replay()
+
+    def _graph_of(self, key: ProgramKey, bucket: Bucket) -> torch.cuda.CUDAGraph | None:
+        """The graph of `key`, captured the first time; None without graphs, and when there was no memory to capture this one."""
+        if not self._use_graphs or key in self.uncaptured:
+            return None
+        graph = self._graphs.get(key)
+        if graph is not None:
             self.graph_hits += 1
-        graph.replay()
+            return graph
+        try:
+            return self._capture(key, bucket)
+        except torch.OutOfMemoryError:
+            self.uncaptured.add(key)
+            return None
 
     def _capture(self, key: ProgramKey, bucket: Bucket) -> torch.cuda.CUDAGraph:
         """Capture `key` without running it. Triton compiles on a first eager run, over metadata that names no rows."""
         torch.cuda.synchronize(self._device)
         held = bucket.meta.buffer.clone()
         bucket.meta.buffer.copy_(self._no_rows(bucket))
-        self._body(key, bucket)
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        try:
             self._body(key, bucket)
-        bucket.meta.buffer.copy_(held)
+            torch.cuda.synchronize(self._device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._body(key, bucket)
+        finally:
+            bucket.meta.buffer.copy_(held)
         self._graphs[key] = graph
         self.graph_captures += 1
         return graph
@@ -239,10 +253,17 @@ class Programs:
                     keys.append(ProgramKey("coda-exits", size, 0, 0))
             for key in dict.fromkeys(keys):
                 if self._use_graphs and key not in self._graphs:
-                    self._capture(key, bucket)
+                    self._graph_of(key, bucket)
                 elif not self._use_graphs:
                     bucket.meta.buffer.copy_(self._no_rows(bucket))
                     self._body(key, bucket)
+
+    def notes(self) -> list[str]:
+        """A sentence for the user when programs run slower than they should."""
+        if not self.uncaptured:
+            return []
+        found = f"{len(self.uncaptured)} programs run eagerly, there was no memory to capture their CUDA graphs"
+        return [f"{found}; lower cache.num_blocks or scheduler.max_num_batched_tokens"]
 
     def counters(self) -> dict[str, int]:
         """How batches ran so far: replayed graphs, graphs captured, eager programs."""

@@ -111,7 +111,7 @@ def execute(
             plots=plots,
             trace=plots,
             skipped_rows=workload.skipped_rows,
-            notes=(*session.notes, *workload.notes),
+            notes=(*session.notes, *session.programs.notes(), *workload.notes),
             extra={
                 "input_sha256": input_sha256(config),
                 "output_token_sha256": tokens_sha256(tokens),

@@ -76,11 +76,33 @@ def test_an_error_that_only_the_device_reports_at_the_end_fails_the_run(tmp_path
     assert load_run(tmp_path / "run").summary["status"] == "failed"
 
 
+def test_a_program_without_memory_for_its_graph_runs_eagerly_and_the_summary_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of()
+    expected = run_on(session, tmp_path / "eager")
+    tried = []
+
+    def short(self: Programs, key: object, bucket: object) -> None:
+        tried.append(key)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    monkeypatch.setattr(Programs, "_capture", short)
+    monkeypatch.setattr(session.programs, "_use_graphs", True)
+    done = run_on(session, tmp_path / "run")
+    assert done.against(expected).is_identical
+    assert done.summary["status"] == "complete"
+    assert done.summary["eager_batches"] == done.summary["num_batches"]
+    assert len(tried) == len(set(tried)) == len(session.programs.uncaptured) > 3
+    assert f"{len(tried)} programs run eagerly, there was no memory to capture their CUDA graphs" in " ".join(done.summary["notes"])
+    assert not any("eagerly" in note for note in expected.summary["notes"])
+
+
 def test_the_audit_stops_a_run_at_an_injected_wrong_slot(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = BatchPacker.pack
 
-    def pack(self: BatchPacker, host: HostMeta, batch: ExecutionBatch, requests: object) -> object:
-        packed = real(self, host, batch, requests)  # type: ignore[arg-type]
+    def pack(self: BatchPacker, host: HostMeta, batch: ExecutionBatch, *others: object) -> object:
+        packed = real(self, host, batch, *others)  # type: ignore[arg-type]
         if batch.loop_count and batch.seq > 5:
             host.slots[0] += 1
         return packed
@@ -145,7 +167,7 @@ def test_a_finished_run_before_it_leaves_no_tokens_in_a_directory_taken_over(
 ) -> None:
     run_on(session, tmp_path / "run")
 
-    def broken(longest_range: int) -> None:
+    def broken(*settings: object) -> None:
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(session, "warm_up", broken)
