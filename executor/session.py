@@ -13,6 +13,7 @@ import torch
 
 from executor.environment import check_memory, prepare_environment, resolve_device
 from executor.kernels.gate import GateRule
+from executor.kernels.meta import MAX_PARTIALS
 from executor.kernels.ops import select_ops
 from executor.model.checkpoint import load_checkpoint
 from executor.model.config import resolve_model
@@ -33,8 +34,6 @@ from workloads.spec import WorkloadSpec, parse_workload
 from workloads.workload import Workload, load_workload
 
 AVAILABLE_CACHE = {"prefix_caching": False, "allocation": "full", "preemption": "off"}
-MAX_PARTIALS = 8192
-"""Rows of the attention workspace; see `executor.kernels.worklist`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,7 @@ def test_the_gate_decides_like_its_twin_on_the_rows_that_it_is_told(size: int, d
     assert_close(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])
     survival, left, decisions = (item.tolist() for item in found[0])
-    stay = 1 - torch.sigmoid((x.float() * weight.float()).sum(1) + bias.float())
+    stay = (1 - torch.sigmoid((x.float() * weight.float()).sum(1) + bias.float())).tolist()
     assert survival == pytest.approx([stay[0], 0.5 * stay[3], 0.5 * stay[5], 0.5 * stay[2], 0.5 * stay[4], 0.5], rel=1e-4)
     leaves = [0, *(int(1 - survival[ring] >= 0.6) for ring in (1, 2, 3)), 0]
     assert left == [*leaves, 9]
