@@ -7,6 +7,7 @@ from policies.core.batch import Selection, Stage
 from policies.core.policy import Policy
 from policies.core.stages import (
     decode_batch,
+    in_stage_order,
     mixed_selection,
     oldest_chunk_ranges,
     prompt_selection,
@@ -17,7 +18,7 @@ from policies.core.view import View
 
 @dataclass(frozen=True)
 class Mixed(Policy):
-    """Decode rows ride along with prompt chunks: one weight read serves both, and nobody takes turns."""
+    """Decode rows ride along with prompt chunks: one weight read serves both. They take turns only where both do not fit."""
 
     name: ClassVar[str] = "mixed"
 
@@ -26,7 +27,14 @@ class Mixed(Policy):
         if early is not None:
             return early
         max_rows = view.limits.max_num_batched_tokens - len(view.looping)
+        if max_rows <= 0:
+            return in_stage_order(view, self._prompt_batch)
         ranges = oldest_chunk_ranges(view, Stage.PREFILLING_RECURRENT, max_rows)
         if ranges and view.looping:
             return mixed_selection(view, ranges)
         return prompt_selection(view, ranges, comes_back=view.has_decode_work) or decode_batch(view)
+
+    def _prompt_batch(self, view: View) -> Selection | None:
+        """Prompts alone: their turn where decode rows fill a whole batch."""
+        ranges = oldest_chunk_ranges(view, Stage.PREFILLING_RECURRENT, view.limits.max_num_batched_tokens)
+        return prompt_selection(view, ranges, comes_back=view.has_decode_work)

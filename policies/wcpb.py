@@ -14,8 +14,8 @@ from policies.core.view import RequestView, View
 class Wavefront(Policy):
     """Chunk c may run depth d as soon as it has run d-1 and chunk c-1 has run d, so T chunks of a prompt overlap like a pipeline.
 
-    `mix_decode` puts decode rows into the same batches; False makes them take turns. `fuse_prelude` embeds a chunk in the batch
-    that runs its depth 0; False stages it in a batch of its own first.
+    `mix_decode` puts decode rows into the same batches; False makes them take turns, as they do in any case where decode rows alone
+    fill a batch. `fuse_prelude` embeds a chunk in the batch that runs its depth 0; False stages it in a batch of its own first.
     """
 
     name: ClassVar[str] = "wcpb"
@@ -25,7 +25,7 @@ class Wavefront(Policy):
     fuse_prelude: bool = True
 
     def select(self, view: View) -> Selection | None:
-        if not self.mix_decode:
+        if not self.mix_decode or len(view.looping) >= view.limits.max_num_batched_tokens:
             return in_stage_order(view, self._prompt_batch)
         early = token_stages(view)
         if early is not None:
@@ -60,9 +60,15 @@ class Wavefront(Policy):
         return Selection(Stage.PREFILLING_PRELUDE, tuple(ranges), 0) if ranges else None
 
     def _wavefront(self, view: View, max_rows: int) -> list[ScheduledRange]:
-        """Ready ranges, round-robin over requests, each request's deepest first: its oldest chunk leaves the ring soonest."""
+        """Ready ranges, round-robin over requests, each request's deepest first: its oldest chunk leaves the ring soonest.
+
+        Where not even one chunk of every request fits, the round begins with the request scheduled longest ago.
+        """
         ranges: list[ScheduledRange] = []
-        turns = [self._ready_ranges(request, view.num_loops) for request in view.prompts]
+        requests = view.prompts
+        if len(requests) * view.limits.chunk_tokens > max_rows:
+            requests = tuple(sorted(requests, key=lambda request: (self._rank(view, request), request.last_seq, request.order)))
+        turns = [self._ready_ranges(request, view.num_loops) for request in requests]
         while turns and max_rows > 0:
             still_ready = []
             for turn in turns:
@@ -76,6 +82,9 @@ class Wavefront(Policy):
                 still_ready.append(turn)
             turns = still_ready
         return ranges
+
+    def _rank(self, view: View, request: RequestView) -> int:
+        return request.priority if view.limits.admission == "priority" else 0
 
     def _ready_ranges(self, request: RequestView, num_loops: int) -> Iterator[ScheduledRange]:
         for depth in range(num_loops - 1, -1, -1):

@@ -11,7 +11,8 @@ class SchedulerSettings:
     `prefill_chunk_size` None means the largest chunk the budget allows, `max_num_batched_tokens`. `decode` refill lets freshly
     embedded tokens join tokens already looping; no_refill holds a cohort until it drains. `inflight` is how many batches may be
     submitted before one is collected: at 1 the device waits for the host after every batch; more hide short batches (PRELUDE, CODA)
-    better, and let a request that stops early, or an arrival, wait for more of what is already submitted.
+    better, and let a request that stops early, or an arrival, wait for more of what is already submitted. `min_coda_batch_size`
+    states wait for one another at the LM head, but no longer than for as many batches as the model has loops.
     """
 
     max_num_seqs: int = 8

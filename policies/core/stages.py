@@ -28,16 +28,24 @@ def in_stage_order(view: View, prompt_batch: Callable[[View], Selection | None])
 def token_stages(view: View) -> Selection | None:
     """The PRELUDE or CODA batch that is due before recurrent work, if any.
 
-    Refill: an embedded token re-enters at once, and CODA runs when `min_coda_batch_size` states wait or nothing else can run.
+    Refill: an embedded token re-enters at once, and CODA runs when `min_coda_batch_size` states wait, when nothing else can run, or
+    when one has waited for as many batches as the model has loops: whoever was looping beside it has come by then.
     No refill: both wait until the looping cohort has drained.
     """
     if view.limits.decode == "no_refill" and view.looping:
         return None
     if view.preludes:
         return token_batch(view, Stage.PRELUDE, view.preludes)
-    if view.codas and (len(view.codas) >= view.limits.min_coda_batch_size or not (view.looping or view.prompts)):
+    if view.codas and (
+        len(view.codas) >= view.limits.min_coda_batch_size or not (view.looping or view.prompts) or _waits_too_long(view)
+    ):
         return token_batch(view, Stage.CODA, view.codas)
     return None
+
+
+def _waits_too_long(view: View) -> bool:
+    newest_seq = max([request.last_seq for request in view.running])
+    return newest_seq - min([request.last_seq for request in view.codas]) >= view.num_loops
 
 
 def token_batch(view: View, stage: Stage, requests: Sequence[RequestView]) -> Selection:
