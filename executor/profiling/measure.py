@@ -110,8 +110,8 @@ class Measurement:
             depths = [item.depth for item in case.ranges]
             places = self._rng.sample(range(self._num_groups), len(case.ranges))
             slots = [(group * planes + depth) * pools.kv.block_size for group, depth in zip(places, depths, strict=True)]
-            arguments = [torch.tensor(values, dtype=torch.int32, device=self._session.device) for values in (slots, depths)]
-            exit_copy = partial(self._session.model.ops.exit_copy, pools.kv.k, pools.kv.v, *arguments, planes)
+            at_exit = torch.tensor(slots, dtype=torch.int32, device=self._session.device)
+            exit_copy = partial(self._session.model.ops.exit_copy, pools.kv.k, pools.kv.v, at_exit, planes)
             exit_copy()  # compiles
             marks = []
             pools.hidden.normal_()
