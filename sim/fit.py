@@ -60,7 +60,7 @@ def fit_file(path: Path, out: Path) -> tuple[ModelFile, bool]:
     Raises `InputError` for a profile that cannot be used, and `OSError` when `out` cannot be written.
     """
     profile = read_profile(path)
-    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    sha256 = sha256_of(path)
     try:
         found = read_model(out)
         if found.profile_sha256 == sha256:
@@ -73,6 +73,11 @@ def fit_file(path: Path, out: Path) -> tuple[ModelFile, bool]:
     draft.write_text(model.to_json(), encoding="utf-8")
     draft.replace(out)
     return model, False
+
+
+def sha256_of(path: Path) -> str:
+    """The hash that a model file names its profile by: of its bytes, but for line ends, which a checkout may change."""
+    return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
 def error_lines(model: ModelFile) -> Iterator[str]:

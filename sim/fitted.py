@@ -30,7 +30,10 @@ class FittedModel(LatencyModel):
 
     def __init__(self, name: str, model: ModelShape, file: ModelFile) -> None:
         profile = file.profile
-        layers = _layer_factor(name, model, file.model)
+        mismatch = shape_mismatch(model, file.model)
+        if mismatch is not None:
+            raise InputError(f"device: {name} {mismatch}: profile that model, or choose h200-analytic or roofline:<card>")
+        layers = model.num_layers / file.model.num_layers
         scaled = (
             "" if layers == 1 else f", scaled from the {file.model.num_layers} layers of {file.model.name} to {model.num_layers}"
         )
@@ -90,15 +93,13 @@ class FittedModel(LatencyModel):
         return select, prepare, launch, round(host.idle_ns)
 
 
-def _layer_factor(name: str, model: ModelShape, fitted: ModelShape) -> float:
+def shape_mismatch(model: ModelShape, fitted: ModelShape) -> str | None:
+    """Why a layer of `model` does not take as long as one of `fitted`: the first field that differs, or None."""
     for field in LAYER_FIELDS:
         found, expected = getattr(model, field), getattr(fitted, field)
         if found != expected:
-            raise InputError(
-                f"device: {name} was fitted for {fitted.name} with {field} {expected}, {model.name} has {found}: profile that "
-                "model, or choose h200-analytic or roofline:<card>"
-            )
-    return model.num_layers / fitted.num_layers
+            return f"was fitted for {fitted.name} with {field} {expected}, {model.name} has {found}"
+    return None
 
 
 def _facts(name: str, gpu: str) -> DeviceFacts:

@@ -18,7 +18,7 @@ from policies.core.errors import InputError
 from policies.core.limit import DeviceFacts, Roofline
 from policies.core.model import SHIPPED_MODELS, ModelShape
 from policies.devices import CATALOGUE, device_facts
-from sim.fitted import FittedModel
+from sim.fitted import FittedModel, shape_mismatch
 from sim.latency import HostLoop, LatencyModel, Prediction
 from sim.modelfile import read_model
 
@@ -26,7 +26,7 @@ DEVICES = Path(__file__).parent / "devices"
 ASSUMED_SELECT_US = (15.0, 1.0)
 ASSUMED_HOST_US = (45.0, 1.5)
 ASSUMED_COLLECT_US = 10.0
-"""Host time per batch and per range where nothing was measured: assumptions, the same as in `h200.yaml`."""
+"""Host time per batch and per range where nothing was measured: assumptions, the same as in `h200-analytic.yaml`."""
 
 
 class HostTimes:
@@ -158,13 +158,20 @@ class RooflineModel(LatencyModel):
 def load_device(name: str, model: ModelShape) -> LatencyModel:
     """The latency model called `name` for `model`: a shipped name, the path of a model file, or `roofline:<card>`.
 
+    A shipped name means a card. For a model whose layers were not profiled on it, it is the card's analytic model, and says so.
     Raises `InputError` for another name, and for a model file that is none or was fitted for another model.
     """
     if name.startswith("roofline:"):
         return RooflineModel(name, model, device_facts(name.removeprefix("roofline:")))
     path = model_path(name)
     if path is not None:
-        return FittedModel(name, model, read_model(path))
+        file = read_model(path)
+        mismatch = shape_mismatch(model, file.model)
+        if mismatch is None or name not in shipped_fits():
+            return FittedModel(name, model, file)
+        analytic = load_device(f"{name}-analytic", model)
+        analytic.provenance = f"{name} {mismatch}, so {analytic.provenance}"
+        return analytic
     if name not in MODELS:
         known = (*shipped_fits(), *MODELS, "roofline:<card>", "MODEL.json")
         raise InputError(f"device: unknown device {name!r}{nearest(name, known)}")
@@ -197,7 +204,7 @@ def device_sha256(name: str) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-MODELS: dict[str, type[TableModel] | type[SeedModel]] = {"h200": TableModel, "a100-seed": SeedModel}
+MODELS: dict[str, type[TableModel] | type[SeedModel]] = {"h200-analytic": TableModel, "a100-seed": SeedModel}
 
 
 def _pair(data: Mapping[str, float]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from policies.core.engine import Engine
 from policies.core.errors import InputError
 from policies.core.events import COMPONENTS
 from policies.core.limit import Roofline
-from policies.core.model import OURO_1_4B, OURO_2_6B
+from policies.core.model import OURO_1_4B, OURO_2_6B, OURO_TINY
 from policies.core.runlog import RunLog
 from policies.devices import CATALOGUE, device_facts
 from results.identity import RunIdentity
@@ -44,7 +44,7 @@ PUBLISHED = [
 
 
 def h200() -> TableModel:
-    model = load_device("h200", OURO_1_4B)
+    model = load_device("h200-analytic", OURO_1_4B)
     assert isinstance(model, TableModel)
     return model
 
@@ -76,7 +76,7 @@ def test_more_rows_never_take_less_time_and_stay_between_the_measured_neighbours
 
 def test_a_batch_beyond_the_table_goes_on_at_the_last_slope_and_warns_once_with_the_numbers() -> None:
     model = h200()
-    with pytest.warns(UserWarning, match="h200: 3072 rows is beyond the measured 2048; extrapolated"):
+    with pytest.warns(UserWarning, match="h200-analytic: 3072 rows is beyond the measured 2048; extrapolated"):
         assert round(model.linear_ns(3072)) == round(1e6 * (7.851 + (7.851 - 3.997)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -103,7 +103,7 @@ def test_eight_decode_rows_over_1024_tokens_have_a_limit_of_0_97_ms() -> None:
     assert round(h200().predict(DECODE).limit_ns / 1e6, 2) == 0.97
 
 
-@pytest.mark.parametrize("device", ["h200", "roofline:h200"])
+@pytest.mark.parametrize("device", ["h200", "h200-analytic", "roofline:h200"])
 @pytest.mark.parametrize(
     "batch",
     [
@@ -133,7 +133,7 @@ def test_a_batch_of_four_loops_costs_four_times_the_batch_of_one() -> None:
 
 
 def test_a_model_with_twice_the_layers_takes_twice_the_linear_time() -> None:
-    larger = load_device("h200", OURO_2_6B)
+    larger = load_device("h200-analytic", OURO_2_6B)
     assert isinstance(larger, TableModel)
     assert round(larger.linear_ns(64)) == round(2 * h200().linear_ns(64))
 
@@ -184,8 +184,12 @@ def test_every_card_of_the_catalogue_has_a_roofline_at_which_batches_run_at_thei
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("h20", "device: unknown device 'h20', expected one of h200, a100-seed, roofline:<card>, MODEL.json; did you mean 'h200'?"),
-        ("tpu-v9", "device: unknown device 'tpu-v9', expected one of h200, a100-seed, roofline:<card>"),
+        (
+            "h20",
+            "device: unknown device 'h20', expected one of h200, h200-analytic, a100-seed, roofline:<card>, MODEL.json; did you "
+            "mean 'h200'?",
+        ),
+        ("tpu-v9", "device: unknown device 'tpu-v9', expected one of h200, h200-analytic, a100-seed, roofline:<card>"),
         ("roofline:h900", "device: unknown card 'h900', expected one of h200, h200-sxm"),
     ],
 )
@@ -195,8 +199,16 @@ def test_an_unknown_device_is_one_sentence_with_the_names_there_are(name: str, s
     assert str(caught.value).startswith(sentence)
 
 
+def test_a_card_is_analytic_for_a_model_that_was_not_profiled_on_it_and_says_why() -> None:
+    latency = load_device("h200", OURO_TINY)
+    assert isinstance(latency, TableModel)
+    reason = "h200 was fitted for ouro-1.4b with vocab_size 49152, ouro-tiny has 512"
+    assert latency.provenance.startswith(f"{reason}, so h200-analytic: analytic")
+
+
 def test_every_model_says_where_its_numbers_come_from() -> None:
-    told = {name: load_device(name, OURO_1_4B).provenance for name in ("h200", "a100-seed", "roofline:l4")}
-    assert "analytic" in told["h200"] and "measured" in told["h200"]
+    told = {name: load_device(name, OURO_1_4B).provenance for name in ("h200", "h200-analytic", "a100-seed", "roofline:l4")}
+    assert "fitted on one NVIDIA H200" in told["h200"]
+    assert "analytic" in told["h200-analytic"] and "measured" in told["h200-analytic"]
     assert "published" in told["a100-seed"]
     assert "datasheet" in told["roofline:l4"] and "assumed" in told["roofline:l4"]

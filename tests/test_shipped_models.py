@@ -1,0 +1,74 @@
+"""The shipped models against the shipped profiles: the repository has what the fit makes of them, and it is as good as it claims."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.core.batch import Stage
+from results.profile import read_profile
+from sim.fit import cutting_of, fit_profile, fold_of, sha256_of
+from sim.modelfile import Copies, ModelFile, read_model
+from sim.models import DEVICES
+from sim.solve import Case, fit_device
+
+PROFILES = Path(__file__).parents[1] / "results" / "reference"
+MEDIAN, P95 = 0.03, 0.08
+FALLS_SHORT = {Stage.PRELUDE, Stage.PREFILLING_PRELUDE}
+"""Batches of 9 to 25 us, whose measured times differ by more than that from one case to the next with the same program."""
+
+
+@pytest.fixture(scope="module", params=["h200"])
+def shipped(request: pytest.FixtureRequest) -> tuple[ModelFile, Path]:
+    return read_model(DEVICES / f"{request.param}.json"), PROFILES / request.param / "profile.csv"
+
+
+def numbers(node: Any, at: str = "") -> Iterator[tuple[str, object]]:
+    """Every leaf of a JSON document, by its path."""
+    if isinstance(node, dict | list):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from numbers(value, f"{at}.{key}")
+    else:
+        yield at, node
+
+
+def test_the_shipped_model_is_what_the_fit_makes_of_the_shipped_profile(shipped: tuple[ModelFile, Path]) -> None:
+    model, path = shipped
+    assert model.profile_sha256 == sha256_of(path)
+    again = json.loads(fit_profile(read_profile(path), model.profile_sha256).to_json())
+    found = dict(numbers(json.loads(model.to_json())))
+    for at, value in numbers(again):
+        if isinstance(value, float) and not at.startswith(".errors"):
+            assert value == pytest.approx(found[at], rel=0.01, abs=20), at
+    assert set(again) == {field.name for field in dataclasses.fields(ModelFile)}
+
+
+def test_the_shipped_model_claims_no_more_error_than_it_may(shipped: tuple[ModelFile, Path]) -> None:
+    model, _ = shipped
+    for stage, errors in model.errors_by_stage.items():
+        if stage not in FALLS_SHORT:
+            assert errors.median <= MEDIAN and errors.p95 <= P95, stage
+
+
+def test_half_of_the_profile_predicts_the_other_half_as_well_as_the_model_claims(shipped: tuple[ModelFile, Path]) -> None:
+    """A median may be a quarter worse and a p95 a half: there are half as many cases to fit, and half as many to be wrong about."""
+    model, path = shipped
+    profile = read_profile(path)
+    cutting = cutting_of(profile, model.model)
+    rows = [row for row in profile.rows if row.device_ns and row.kind not in ("copies", "host", "gap")]
+    cases = [Case.of(row, cutting) for row in rows]
+    errors: dict[Stage, list[float]] = {}
+    for held_out in (0, 1):
+        times = fit_device([case for case in cases if fold_of(case.composition, 2) != held_out], Copies(0, 0, 0))
+        for case in cases:
+            if fold_of(case.composition, 2) == held_out:
+                errors.setdefault(case.stage, []).append(abs(case.predicted_ns(times) / case.device_ns - 1))
+    assert errors.keys() == model.errors_by_stage.keys()
+    for stage in errors.keys() - FALLS_SHORT:
+        median, p95 = np.quantile(errors[stage], [0.5, 0.95])
+        claimed = model.errors_by_stage[stage]
+        assert median <= 1.25 * claimed.median + 0.002 and p95 <= 1.5 * claimed.p95, stage
