@@ -1,4 +1,4 @@
-"""The shipped models against the shipped profiles: the repository has what the fit makes of them, and it is as good as it claims."""
+"""The shipped models against the shipped profiles: each is what the fit makes of its profile, and as good as it claims to be."""
 
 import dataclasses
 import json

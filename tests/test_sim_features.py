@@ -16,7 +16,7 @@ HEADS = 16
 SPANS = st.lists(st.tuples(st.integers(0, 9000), st.one_of(st.just(1), st.integers(1, 300))), min_size=1, max_size=12)
 
 
-LAYOUT = MetaLayout.for_rows(4096)
+LAYOUT = MetaLayout.for_rows(4096, max_partials=8192)
 
 
 def cutting(slots: int = 264, heights: tuple[int, ...] = (16, 32, 64, 128)) -> Cutting:
