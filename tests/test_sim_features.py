@@ -59,10 +59,10 @@ def test_rows_are_padded_to_the_next_bucket_and_beyond_the_last_to_none() -> Non
 
 
 def test_a_batch_without_room_for_all_its_splits_keeps_the_last_tiles_whole() -> None:
-    """Each tile of 128 rows before 65536 has 128 splits, so 16,384 rows of partial results: two of the four find room."""
+    """Each tile of 128 rows before 16384 has 32 splits, so 4,096 rows of partial results: two of the four find room in 8,192."""
     cuts = cutting()
-    work = cuts.work(cuts.key(ranges([(65536 - 512, 512)])))
-    assert (work.partials, work.combined_rows, work.items) == (2 * 128 * 128, 2 * 128, 2 * 128 + 2)
+    work = cuts.work(cuts.key(ranges([(16384 - 512, 512)])))
+    assert (work.partials, work.combined_rows, work.items) == (2 * 128 * 32, 2 * 128, 2 * 32 + 2)
 
 
 def test_a_decoding_batch_keeps_its_key_until_it_comes_to_another_history_tile() -> None:
