@@ -90,7 +90,7 @@ class FittedModel(LatencyModel):
         """(select, prepare, launch, idle)."""
         host = self.file.host[stage]
         select, prepare, launch = (round(time.of(ranges, rows, loops)) for time in (host.select, host.prepare, host.launch))
-        return select, prepare, launch, round(host.idle_ns)
+        return select, prepare, launch, round(host.idle_share * launch)
 
 
 def shape_mismatch(model: ModelShape, fitted: ModelShape) -> str | None:

@@ -21,7 +21,7 @@ from sim.features import Cutting, Work
 from sim.latency import HostLoop
 
 SCHEMA = 1
-FIT_VERSION = 2
+FIT_VERSION = 3
 """Of features and fit together: raise it with any change after which an old model file would predict or mean something else."""
 
 
@@ -134,13 +134,12 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class StageHost:
-    """Host time of the batches of one stage: choosing, packing, launching; and the device time that a launch on an idle device
-    adds because the device waits for it."""
+    """Host time of the batches of one stage: choosing, packing, launching; and the share of launching that an idle device waits."""
 
     select: HostTime
     prepare: HostTime
     launch: HostTime
-    idle_ns: float
+    idle_share: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ GAPS = {
     "after_submit_ns": "from handing a batch over until the next is being chosen, likewise",
 }
 """Which gap of a profile each part of the host's loop is; a gap's case is the run it was seen in, a colon, and one of these."""
+ENOUGH = 4
+"""Lines of a profile that a host time is solved from, at least: as many as it has coefficients."""
 NO_TIME = HostTime(0.0, 0.0, 0.0, 0.0)
 
 
@@ -158,35 +160,38 @@ def _straight(
 
 
 def fit_host(cases: Sequence[Case]) -> dict[Stage, StageHost]:
-    """Host times by stage. Batches of real runs count alone where there are some of that stage; a stage that was not measured
-    takes the line of all."""
+    """Host times by stage; stages with recurrent loops are packed and launched alike and share theirs.
+
+    Batches of real runs count alone where there are enough of them; a stage that was not measured takes the line of all.
+    """
     result = {}
     for stage in Stage:
-        mine = [case for case in cases if case.stage is stage]
+        mine = [case for case in cases if case.stage is stage or (stage not in TABLES and case.loops)]
         real = [case for case in mine if case.row.kind == "host"]
         select, prepare, launch = (
             next((line for line in (_line(some, name) for some in (real, mine, cases)) if line is not None), NO_TIME)
             for name in ("select_ns", "prepare_ns", "launch_ns")
         )
-        result[stage] = StageHost(select, prepare, launch, _idle_ns(mine or cases))
+        result[stage] = StageHost(select, prepare, launch, _idle_share(mine or cases))
     return result
 
 
 def _line(cases: Sequence[Case], column: str) -> HostTime | None:
-    """The coefficients of a host column, every line counting by its observations; None where nothing was measured."""
+    """The coefficients of a host column, every line counting by its observations; None where less than ENOUGH was measured."""
     known = [case for case in cases if getattr(case.row, column)]
-    if not known:
+    if len(known) < ENOUGH:
         return None
     features = [[1.0, case.num_ranges, case.row.rows or 0, case.loops] for case in known]
     return HostTime(*_straight(features, [float(getattr(case.row, column)) for case in known], [case.row.n or 1 for case in known]))
 
 
-def _idle_ns(cases: Sequence[Case]) -> float:
-    """Median of what an idle device adds."""
-    extra = [
-        float(case.row.idle_device_ns - case.row.device_ns) for case in cases if case.row.idle_device_ns and case.row.device_ns
-    ]
-    return _short(max(0.0, float(np.median(extra)))) if extra else 0.0
+def _idle_share(cases: Sequence[Case]) -> float:
+    """What an idle device adds over the launching times of the same cases, in medians: both are long where the host was slow."""
+    known = [case.row for case in cases if case.row.idle_device_ns and case.row.device_ns and case.row.launch_ns]
+    if not known:
+        return 0.0
+    extra = np.median([(row.idle_device_ns or 0) - (row.device_ns or 0) for row in known])
+    return round(max(0.0, float(extra / np.median([row.launch_ns or 0 for row in known]))), 4)
 
 
 def fit_loop(profile: Profile) -> HostLoop:

@@ -113,7 +113,9 @@ def write_profile(path: Path, header: dict[str, str] | None = None) -> Path:
             select, prepare, launch = host_ns(stage, len(ranges), loops)
             row = ProfileRow(kind, f"case {at}", stage, loops, sum(item.token_count for item in ranges), ranges_text(ranges))
             timed = {"n": 20, "device_ns": device, "device_p10_ns": device, "device_p90_ns": device}
-            rows.append(dataclasses.replace(row, **timed, idle_device_ns=device + 25_000, prepare_ns=prepare, launch_ns=launch))
+            rows.append(
+                dataclasses.replace(row, **timed, idle_device_ns=device + launch // 2, prepare_ns=prepare, launch_ns=launch)
+            )
             if kind in ("attention", "prelude", "coda"):
                 rows.append(dataclasses.replace(row, kind="host", n=20, select_ns=select, prepare_ns=prepare, launch_ns=launch))
         for count, depth in product((1, 4, 8, 32), range(3)):

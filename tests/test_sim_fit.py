@@ -62,7 +62,7 @@ def test_host_times_and_the_loop_around_them_come_back(model: ModelFile) -> None
         host = model.host[stage]
         found = [time.of(ranges, ranges, loops) for time in (host.select, host.prepare, host.launch)]
         assert all(near(*pair) for pair in zip(found, host_ns(stage, ranges, loops), strict=True))
-        assert near(host.idle_ns, 25_000)
+        assert near(host.idle_share, 0.5)
     assert model.loop == HostLoop(
         device_gap_ns=1_300, mark_ns=2_000, collect_ns=15_000, after_collect_ns=9_000, after_submit_ns=4_000
     )

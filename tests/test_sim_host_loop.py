@@ -1,0 +1,54 @@
+"""The simulated host against the real one: a recorded run's own times, batch by batch, make a run as long as the recorded one."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from policies.config import load_config
+from policies.core.arrivals import Arrivals
+from policies.core.batch import ExecutionBatch
+from policies.core.engine import Engine
+from policies.core.runlog import RunLog
+from policies.devices import device_facts
+from results.load import Run, find_runs
+from results.rundir import BATCHES, CONFIG
+from sim.backend import SimBackend
+from sim.latency import HostLoop, LatencyModel, Prediction
+from sim.modelfile import read_model
+from sim.models import DEVICES
+from sim.run import Simulation
+
+PACKS = sorted((Path(__file__).parents[1] / "results" / "reference" / "h200" / "recorded").glob("*.tar.xz"))
+RUNS = [run for run in find_runs(PACKS)[0] if run.has_logs]
+DEVIATION = 0.02
+
+
+class RecordedTimes(LatencyModel):
+    """Every batch takes what the batch of the same number took; `launching_ns` of its host time is launching."""
+
+    def __init__(self, run: Run, simulation: Simulation, loop: HostLoop, launching_ns: int) -> None:
+        super().__init__("recorded", simulation.model, device_facts("h200"), str(run.path), loop)
+        self._launching_ns = launching_ns
+        with open(run.path / BATCHES, newline="", encoding="utf-8") as file:
+            self.rows = list(csv.DictReader(file))
+
+    def predict(self, batch: ExecutionBatch) -> Prediction:
+        row = self.rows[min(batch.seq, len(self.rows) - 1)]
+        device_ns = int(row["finished_ns"]) - int(row["started_ns"])
+        host_ns = int(row["host_ns"])
+        launch_ns = min(self._launching_ns, host_ns)
+        return Prediction((0, device_ns, 0, 0, 0, 0), 0, int(row["select_ns"]), host_ns - launch_ns, launch_ns)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.path.name)
+def test_a_run_on_recorded_times_is_as_long_as_the_recorded_run(run: Run) -> None:
+    """Recorded device times hold the wait for the launch already, so none is added."""
+    simulation = Simulation.prepare(load_config(run.path / CONFIG))
+    latency = RecordedTimes(run, simulation, read_model(DEVICES / "h200.json").loop, launching_ns=35_000)
+    log = RunLog()
+    engine = Engine(simulation.scheduler(), Arrivals(simulation.workload.requests, simulation.workload.concurrency), log)
+    SimBackend(engine, latency, simulation.workload.oracle).run()
+    simulated, recorded = log.totals.last_finished_ns, int(latency.rows[-1]["finished_ns"])
+    assert log.totals.num_batches == pytest.approx(len(latency.rows), rel=DEVIATION)
+    assert simulated == pytest.approx(recorded, rel=DEVIATION)
