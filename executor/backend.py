@@ -17,7 +17,7 @@ from policies.core.engine import Engine, advance
 from policies.core.events import Completion, Event, Submit, Tick
 from policies.core.limit import Roofline
 from policies.core.oracle import early_exits, last_tokens, surplus_rows
-from policies.core.request import ExitOracle, Oracle, Status
+from policies.core.request import ExitOracle, Oracle, Request, Status
 
 SPIN_NS = 200_000
 """Closer to an arrival than this the host spins; sleeping would overshoot."""
@@ -36,7 +36,7 @@ class Observer(Protocol):
 class DeviceBackend:
     """Runs `engine` on `runner`.
 
-    `make_prompt(request_id, prompt_tokens)` gives prompt ids; `roofline` the limit of every batch (None: not known, logged as 0);
+    `make_prompt(request)` gives prompt ids; `roofline` the limit of every batch (None: not known, logged as 0);
     `is_stopped` whether the user wants the run to end; `exits` where tokens leave (None: nowhere, or where a gate on the
     device says).
     """
@@ -47,7 +47,7 @@ class DeviceBackend:
         runner: Runner,
         timeline: Timeline,
         oracle: Oracle,
-        make_prompt: Callable[[int, int], np.ndarray],
+        make_prompt: Callable[[Request], np.ndarray],
         roofline: Roofline | None,
         observers: tuple[Observer, ...] = (),
         is_stopped: Callable[[], bool] = lambda: False,
@@ -87,10 +87,7 @@ class DeviceBackend:
 
     def _submit(self, batch: ExecutionBatch, select_ns: int, answered_ns: int) -> Tick:
         records = self._engine.log.records
-        prompts = {
-            item.request_id: self._make_prompt(item.request_id, records[item.request_id].request.prompt_tokens)
-            for item in batch.allocations
-        }
+        prompts = {item.request_id: self._make_prompt(records[item.request_id].request) for item in batch.allocations}
         for observer in self._observers:
             observer.launching(batch)
         rule = self._engine.scheduler.exits

@@ -93,7 +93,7 @@ def diagnose(config: RunConfig, against: RunConfig, device: str, out: Path | Non
     for request in session.runs[0].workload.requests:
         if not all(request.request_id in trace.states for trace in traces):
             continue  # refused
-        ids = torch.from_numpy(prompt_ids(config.seed, request.request_id, request.prompt_tokens, shape.vocab_size))
+        ids = torch.from_numpy(prompt_ids(config.seed, request, shape.vocab_size))
         reference = dense_forward(shape, published, ids.to(session.device))
         num_positions += request.prompt_tokens
         for depth in range(num_loops):

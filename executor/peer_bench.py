@@ -20,6 +20,7 @@ from executor.prompts import prompt_ids
 from executor.run import execute
 from executor.session import Session
 from policies.config import RunConfig, parse_config
+from policies.core.request import Request
 
 PROMPT, NEW_TOKENS, LONG, REQUESTS = 512, 32, 8064, 4
 SAMPLED_CHUNK = {16: 16, 128: 8}
@@ -85,7 +86,8 @@ def peer_bench(model: str, out: Path) -> list[Row]:
 
 
 def _prompts(session: Session, count: int, tokens: int) -> torch.Tensor:
-    ids = [torch.from_numpy(prompt_ids(session.seed, at, tokens, session.shape.vocab_size)) for at in range(count)]
+    requests = [Request(at, 0, tokens, 1) for at in range(count)]
+    ids = [torch.from_numpy(prompt_ids(session.seed, request, session.shape.vocab_size)) for request in requests]
     return torch.stack(ids).long().to(session.device)
 
 

@@ -91,7 +91,7 @@ def execute(
                 runner,
                 timeline,
                 workload.oracle,
-                lambda request_id, count: prompt_ids(config.seed, request_id, count, shape.vocab_size),
+                lambda request: prompt_ids(config.seed, request, shape.vocab_size),
                 Roofline(session.shape, session.facts) if session.facts else None,
                 (progress, *observers),
                 lambda: ctrl_c.is_pressed,

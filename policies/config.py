@@ -28,7 +28,6 @@ from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
 
 T = TypeVar("T")
-AVAILABLE_CACHE = {"prefix_caching": False}
 LARGEST = 100_000_000
 """Above any pool or budget that a device could have: a larger number is a typing mistake."""
 MAX_INFLIGHT = 8
@@ -292,10 +291,6 @@ def _check_cache(cache: CacheSettings, where: str) -> None:
         raise InputError(f"{where}: cache.watermark: {cache.watermark}, expected a fraction of the pool, at least 0 and below 1")
     if cache.swap_blocks is not None:
         _at_least(cache.swap_blocks, 0, where, "cache.swap_blocks")
-    for name, available in AVAILABLE_CACHE.items():
-        value = getattr(cache, name)
-        if value != available:
-            raise InputError(f"{where}: cache.{name}: {value} is not available yet, expected {available}")
 
 
 def _at_least(value: int, least: int, where: str, key: str) -> None:

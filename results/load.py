@@ -54,14 +54,14 @@ class Run:
         path = self.path / REQUESTS
         numbers = ("request_id", "arrival_ns", "prompt_tokens", "output_tokens", "preemptions", "max_tokens", "priority")
         times = ("first_scheduled_ns", "first_token_ns", "finished_ns")
-        texts = ("status", "reason", "token_ns")
+        texts = ("status", "reason", "token_ns", "content")
         types = dict.fromkeys(numbers, "int64") | dict.fromkeys(times, "Int64") | dict.fromkeys(texts, "str")
         _check_columns(path, REQUEST_COLUMNS[:9])
         try:
             frame = pd.read_csv(path, dtype=types)
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: {_one_line(error)}") from None
-        return frame.fillna({"reason": "", "token_ns": ""})
+        return frame.fillna({"reason": "", "token_ns": "", "content": ""})
 
     @property
     def has_logs(self) -> bool:

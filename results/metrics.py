@@ -47,7 +47,8 @@ class Peaks:
     """What only the scheduler knows at the end.
 
     High-water marks; rows run for requests that had already ended or tokens that had already left the loop; decoded tokens by the
-    loops they ran (index 0 is not used); bytes moved to and from host memory for requests that gave way.
+    loops they ran (index 0 is not used); bytes moved to and from host memory for requests that gave way; blocks and tokens of
+    shared prefixes that were reused, their part of all whole blocks of the prompts that were let in, and blocks that gave up one.
     """
 
     kv_blocks: int = 0
@@ -55,15 +56,24 @@ class Peaks:
     surplus_rows: int = 0
     tokens_by_loops: tuple[int, ...] = ()
     swapped_bytes: int = 0
+    prefix_hit_blocks: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_hit_rate: float | None = None
+    evicted_blocks: int = 0
 
     @classmethod
     def of(cls, scheduler: Scheduler) -> "Peaks":
+        planes, prefixes = scheduler.blocks.planes, scheduler.residents.prefixes.totals
         return cls(
             scheduler.blocks.peak_used_blocks,
             scheduler.peak_hidden_rows,
             scheduler.surplus_rows,
             tuple(scheduler.tokens_by_loops),
             scheduler.residents.swapped_bytes,
+            prefixes.reused_groups * planes,
+            prefixes.reused_tokens,
+            ratio(prefixes.reused_groups, prefixes.prompt_groups),
+            scheduler.blocks.num_evicted_groups * planes,
         )
 
 
@@ -145,6 +155,10 @@ def summarize(
         "loops_saved": sum((len(peaks.tokens_by_loops) - 1 - loops) * count for loops, count in enumerate(peaks.tokens_by_loops)),
         "preemptions": sum(record.preemptions for record in records),
         "swapped_bytes": peaks.swapped_bytes,
+        "prefix_hit_blocks": peaks.prefix_hit_blocks,
+        "prefix_hit_tokens": peaks.prefix_hit_tokens,
+        "prefix_hit_rate": peaks.prefix_hit_rate,
+        "evicted_blocks": peaks.evicted_blocks,
         "select_us": {"mean": select_us["mean"], "p99": select_us["p99"]},
         "prepare_us": {"mean": prepare_us["mean"], "p99": prepare_us["p99"]},
         "notes": notes,

@@ -105,6 +105,7 @@ def request_row(record: RequestRecord) -> tuple[object, ...]:
         request.priority,
         record.reason,
         " ".join(map(str, record.token_ns)),
+        f"{request.content_tokens}:{' '.join(map(str, request.content_ids))}" if request.content_ids else "",
     )
 
 

@@ -26,8 +26,8 @@ from workloads.spec import PresetSpec, TraceSpec, WorkloadSpec, parse_workload
 
 Fields = Mapping[str, str]
 BATCH_TIMES = ("submitted_ns", "started_ns", "finished_ns", "collected_ns")
-LATER_COLUMNS = ("exits", "grown", "preempted", "resumed")
-"""Columns that runs recorded before there was early exit, or pressure on the KV pool, do not have."""
+LATER_COLUMNS = ("exits", "grown", "preempted", "resumed", "reused", "content")
+"""Columns that runs recorded before there was early exit, or pressure on the KV pool, or shared prefixes do not have."""
 
 
 class LoggedArrivals(Arrivals):
@@ -153,7 +153,8 @@ def _requests(lines: Iterable[Fields], path: Path) -> tuple[tuple[Request, ...],
     for number, fields in enumerate(lines, start=2):
         where = f"{path} line {number}"
         names = ("request_id", "arrival_ns", "prompt_tokens", "max_tokens", "priority")
-        request = Request(*(_whole(fields, name, where) for name in names))
+        request_id, arrival_ns, prompt_tokens, max_tokens, priority = (_whole(fields, name, where) for name in names)
+        request = Request(request_id, arrival_ns, prompt_tokens, max_tokens, priority, *_content(fields, where))
         delivered = _whole(fields, "output_tokens", where)
         if request.request_id in outputs:
             raise InputError(f"{where}: request {request.request_id} has a line already")
@@ -194,6 +195,15 @@ def _read_csv(path: Path, columns: tuple[str, ...]) -> Iterator[Fields]:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: is not a CSV file ({error})") from None
+
+
+def _content(fields: Fields, where: str) -> tuple[tuple[int, ...], int]:
+    """(ids, tokens of one id) of what a prompt says, which is `tokens:id id id`, or nothing."""
+    tokens, _, ids = fields["content"].partition(":")
+    try:
+        return (tuple(map(int, ids.split())), int(tokens)) if tokens else ((), 0)
+    except ValueError:
+        raise InputError(f"{where}: content: {fields['content']!r}, expected tokens:id id id") from None
 
 
 def _whole(fields: Fields, name: str, where: str) -> int:

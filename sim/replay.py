@@ -44,6 +44,7 @@ DECISIONS = (
     "grown",
     "preempted",
     "resumed",
+    "reused",
 )
 """Columns of `batches.csv` that the scheduler decides; the others are measured or predicted by a backend."""
 SimProcess = Generator[simpy.Event, Any, None]

@@ -60,6 +60,7 @@ class Rules:
     preemption: str = "off"
     watermark_groups: int = 0
     swap_groups: int | None = None
+    shares_prefixes: bool = False
 
     @property
     def last_loop(self) -> int:
@@ -68,8 +69,8 @@ class Rules:
 
     @property
     def is_under_pressure(self) -> bool:
-        """Requests may have to wait for blocks, or give way, while they run."""
-        return self.grows or self.preemption != "off"
+        """Requests may have to wait for blocks, or give way, while they run, or need fewer blocks by the time they are let in."""
+        return self.grows or self.preemption != "off" or self.shares_prefixes
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Batch:
     grown: Mapping[int, tuple[int, ...]]
     preempted: Mapping[int, tuple[int, ...] | None]
     resumed: Mapping[int, tuple[int, int]]
+    reused: Mapping[int, int]
 
 
 @dataclass(eq=False)
@@ -122,6 +124,10 @@ class Track:
     reason: str
     token_ns: tuple[int, ...]
     preemptions: int
+    content: str
+    origin: int = 0
+    published: int = 0
+    keys: tuple[object, ...] = ()
     staged: int = 0
     done: list[int] = field(default_factory=list)
     expects: str = "PROMPT"
@@ -135,6 +141,7 @@ class Track:
     kept: int = 0
     times_preempted: int = 0
     is_parked: bool = False
+    is_swapped: bool = False
     swapped: int = 0
     bypasses: int = 0
     surplus_until: int = -1
@@ -180,6 +187,7 @@ def _batch(row: Mapping[str, str]) -> Batch:
         int(row["started_ns"]), int(row["finished_ns"]), int(row["select_ns"]) + int(row["host_ns"]), int(row["collected_ns"]),
         int(row["after_seq"]), tuple(ranges), _groups_by_request(row["allocated"]), frozenset(map(int, row["exits"].split())),
         _groups_by_request(row["grown"]), preempted, resumed,
+        {int(request_id): int(count) for request_id, count in (item.split(":") for item in row["reused"].split())},
     )  # fmt: skip
 
 
@@ -205,6 +213,7 @@ def parse_requests(text: str) -> dict[int, Track]:
             int(row["request_id"]), int(row["arrival_ns"]), int(row["prompt_tokens"]), int(row["max_tokens"]), int(row["priority"]),
             row["status"], int(row["output_tokens"]), _optional(row["first_scheduled_ns"]), _optional(row["finished_ns"]),
             row["reason"], tuple(map(int, row["token_ns"].split())), int(row["preemptions"]),
+            row["content"],
         )  # fmt: skip
         if track.request_id in tracks:
             raise Broken(7, f"request {track.request_id} has two lines")
@@ -238,6 +247,10 @@ class Replay:
         self._waiting: list[Track] = []
         self._hang_ups: list[tuple[int, int]] = []
         self._swapped = 0
+        self.reused_groups = 0
+        self._published: dict[object, int] = {}
+        self._names: dict[object, int] = {}
+        self._content: dict[int, object] = {}
         self._clients_free = rules.concurrency if rules.concurrency is not None else len(tracks)
         for track in tracks.values():
             track.done = [0] * rules.num_loops
@@ -352,7 +365,8 @@ class Replay:
         where = f"batch {batch.seq}, request {track.request_id}, tokens [{start}, {end}) at depth {item.depth}"
         if track.expects != "PROMPT":
             raise Broken(2, f"{where}: the prompt is done")
-        if end > track.prompt_end or start // chunk != (end - 1) // chunk:
+        first, last = (start - track.origin) // chunk, (end - 1 - track.origin) // chunk
+        if end > track.prompt_end or first != last:
             raise Broken(2, f"{where}: leaves its chunk of {chunk} or the prompt of {track.prompt_end}")
         if item.stage == "PREFILLING_PRELUDE":
             if start != track.staged:
@@ -366,8 +380,8 @@ class Replay:
                 raise Broken(2, f"{where}: depth {item.depth - 1} is done up to {track.done[item.depth - 1]}")
             if item.depth == 0 and start < track.staged < end:
                 raise Broken(2, f"{where}: partly staged, up to {track.staged}")
-        oldest = track.done[-1] // chunk
-        resident = (max(end, track.staged) - 1) // chunk - oldest + 1
+        oldest = (track.done[-1] - track.origin) // chunk
+        resident = (max(end, track.staged) - 1 - track.origin) // chunk - oldest + 1
         self.peak_resident_chunks = max(self.peak_resident_chunks, resident)
         if resident > self.rules.resident_chunks:
             raise Broken(3, f"{where}: {resident} chunks resident, {self.rules.resident_chunks} allowed")
@@ -421,6 +435,10 @@ class Replay:
             track = self.tracks[item.request_id]
             self.surplus_rows += item.count if track.is_ended or batch.seq <= track.surplus_until else 0
         self._check_exits(batch)
+        for item in batch.ranges:
+            track = self.tracks[item.request_id]
+            if item.is_prompt and item.depth + batch.loops == self.rules.num_loops and not track.is_ended:
+                self._publish(track, item.start + item.count)
         for item in batch.ranges:
             track = self.tracks[item.request_id]
             if item.stage == "CODA" and not track.is_ended:
@@ -506,7 +524,11 @@ class Replay:
 
     @property
     def _free(self) -> int:
-        return self.rules.num_groups - sum(len(track.groups) for track in self._running.values())
+        return self.rules.num_groups - len(self._held)
+
+    @property
+    def _held(self) -> set[int]:
+        return {group for track in self._running.values() for group in track.groups}
 
     def _rank(self, track: Track) -> tuple[int, int, int]:
         return (track.priority if self.rules.by_priority else 0, *track.queue_order)
@@ -515,7 +537,7 @@ class Replay:
         """Positions that must have blocks before its next step."""
         if track.expects == "PROMPT":
             chunk = self.rules.chunk_tokens
-            return min((track.done[0] // chunk + 1) * chunk, track.prompt_end)
+            return min(track.origin + ((track.done[0] - track.origin) // chunk + 1) * chunk, track.prompt_end)
         return track.position + 1 if track.expects == "PRELUDE" else 0
 
     def _missing(self, track: Track) -> int:
@@ -545,7 +567,7 @@ class Replay:
         who = f"batch {batch.seq}: request {track.request_id}"
         if track.expects == "PROMPT":
             chunk = self.rules.chunk_tokens
-            stored = track.staged = track.done[-1] // chunk * chunk
+            stored = track.staged = track.origin + (track.done[-1] - track.origin) // chunk * chunk
             track.done = [stored] * self.rules.num_loops
         else:
             stored = track.position + (track.expects != "PRELUDE")
@@ -557,8 +579,8 @@ class Replay:
         if not swaps:
             count = 0
             track.kept, track.expects, track.position, track.depth = track.delivered, "PROMPT", 0, 0
-            track.staged, track.done = 0, [0] * self.rules.num_loops
-        track.groups, track.is_parked, track.swapped = (), True, count
+            track.origin, track.staged, track.done = 0, 0, [0] * self.rules.num_loops
+        track.groups, track.is_parked, track.is_swapped, track.swapped = (), True, swaps, count
         track.times_preempted += 1
         self._swapped += count
         del self._running[track.request_id]
@@ -573,7 +595,10 @@ class Replay:
             self._take(track, groups)
 
     def _take(self, track: Track, groups: tuple[int, ...]) -> None:
-        held = [group for other in self._running.values() for group in other.groups]
+        held = self._held
+        for group in groups:
+            if group in self._content:
+                del self._published[self._content.pop(group)]
         if len({*held, *groups}) != len(held) + len(groups) or not all(0 <= group < self.rules.num_groups for group in groups):
             raise Broken(4, f"request {track.request_id} got a group of {groups} twice, one that is held, or one that is not there")
         track.groups = (*track.groups, *groups)
@@ -639,6 +664,51 @@ class Replay:
             queue.remove(track)
         return taken
 
+    def _reuse(self, track: Track, groups: tuple[int, ...], batch: Batch) -> tuple[int, ...]:
+        """A request that computes its prompt begins with all that is published of it, but computes one token itself."""
+        who = f"batch {batch.seq}: request {track.request_id}"
+        shared: list[int] = []
+        if self.rules.shares_prefixes and not (track.is_parked and track.is_swapped):
+            track.keys = track.keys or self._chain(track)
+            for key in track.keys[: (track.prompt_end - 1) // self.rules.block_size]:
+                if key not in self._published:
+                    break
+                shared.append(self._published[key])
+        count = batch.reused.get(track.request_id, 0)
+        if groups[:count] != tuple(shared):
+            raise Broken(4, f"{who} reuses {groups[:count]}, published are {shared}")
+        if not (track.is_parked and track.is_swapped):
+            track.origin = track.staged = count * self.rules.block_size
+            track.done = [track.origin] * self.rules.num_loops
+        track.published = count
+        self.reused_groups += count
+        return groups[:count]
+
+    def _chain(self, track: Track) -> tuple[object, ...]:
+        """A key for each whole block of what its content says, nested so that it holds all blocks before it."""
+        tokens, _, ids = track.content.partition(":")
+        if not tokens:
+            return ()
+        said = [(name, place) for name in ids.split() for place in range(int(tokens))][: track.prompt_tokens]
+        size = self.rules.block_size
+        keys: list[object] = []
+        key: object = None
+        for end in range(size, len(said) + 1, size):
+            key = self._names.setdefault((key, tuple(said[end - size : end])), len(self._names))
+            keys.append(key)
+        return tuple(keys)
+
+    def _publish(self, track: Track, end: int) -> None:
+        """Its prompt is complete up to `end`: whole blocks of whole chunks can be reused, each from the first that has it."""
+        chunk = self.rules.chunk_tokens
+        if end != track.prompt_end:
+            end = track.origin + (end - track.origin) // chunk * chunk
+        while track.published < min(len(track.keys), end // self.rules.block_size):
+            key, group = track.keys[track.published], track.groups[track.published]
+            track.published += 1
+            if key not in self._published and group not in self._content:
+                self._published[key], self._content[group] = group, key
+
     def _groups_to_start(self, track: Track) -> int:
         """What a waiting request gets: all it can need, or enough for its first step and for what was swapped out."""
         if not self.rules.grows:
@@ -665,12 +735,15 @@ class Replay:
                 overtaken.bypasses += 1
             del self._waiting[place]
             track.bypasses = 0
+            shared = self._reuse(track, groups, batch)
             needed = self._groups_to_start(track)
             reserve = self.rules.watermark_groups if self._running and self.rules.grows else 0
-            if len(groups) != needed or needed + reserve > self._free:
+            taken = needed - len(self._held.intersection(shared))
+            if len(groups) != needed or taken + reserve > self._free:
                 raise Broken(4, f"request {request_id} needs {needed} groups, {reserve} stay free of {self._free}, got {groups}")
-            self._take(track, groups)
+            track.groups = shared
             self._running[request_id] = track
+            self._take(track, groups[len(shared) :])
             if batch.resumed.get(request_id) != ((track.kept, track.swapped) if track.is_parked else None):
                 raise Broken(4, f"batch {batch.seq} resumes {request_id} with {batch.resumed.get(request_id)}")
             self._swapped -= track.swapped

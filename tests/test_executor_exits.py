@@ -100,7 +100,7 @@ def test_the_gate_says_what_the_float64_rule_says_of_the_first_decoded_token(tmp
     tensors = dict(named_tensors(shape, session.model.weights))
     expected: dict[str, int] = {}
     for request in session.runs[0].workload.requests:
-        prompt = torch.from_numpy(prompt_ids(0, request.request_id, request.prompt_tokens, shape.vocab_size))
+        prompt = torch.from_numpy(prompt_ids(0, request, shape.vocab_size))
         tokens = torch.cat((prompt.long(), torch.tensor(done.tokens[request.request_id][:1])))
         leaving = 1 - (1 - dense_forward(shape, tensors, tokens).gate[:, -1]).cumprod(0)
         loops = next((loop for loop in (1, 2, 3) if leaving[loop - 1] >= threshold), 4)

@@ -74,7 +74,7 @@ MISTAKES = [
     ("cache.block_size=0", "cache.block_size: 0, expected at least 1"),
     ("cache.num_blocks=3", "cache.num_blocks: 3 is less than one block in each of the 4 depth planes"),
     ("cache.layout=shared", "policy wcpb cannot run with cache.layout shared: "),
-    ("cache.prefix_caching=true", "cache.prefix_caching: True is not available yet, expected False"),
+    ("cache.allocation=incremental", "cache.allocation: incremental needs cache.preemption recompute or swap"),
     ("exit={mode: gate, threshold: 0.5}", "exit.loop_weights: None, expected 4 weights >= 0 of leaving after loop 1 to 4, "),
     ("exit={mode: gate, threshold: 0.5, loop_weights: [1, 0, 2]}", "exit.loop_weights: [1.0, 0.0, 2.0], expected 4 weights >= 0"),
     ("exit={mode: gate, threshold: 1.5}", "exit.threshold: 1.5, expected above 0 and at most 1"),

@@ -244,10 +244,8 @@ def test_prefix_blocks_follow_their_request_through_sorting_and_skipping(tmp_pat
         '{"timestamp": 1, "input_length": 600, "output_length": 0, "hash_ids": [5, 6]}\n'
         '{"timestamp": 0, "input_length": 10, "output_length": 1}\n'
     )
-    blocks = load(write(tmp_path, text)).prefix_blocks
-    assert blocks is not None and dict(blocks) == {0: (0, 7), 1: ()}
-    with pytest.raises(KeyError):
-        blocks[2]
+    requests = load(write(tmp_path, text)).requests
+    assert {request.request_id: request.content_ids for request in requests} == {0: (0, 7), 1: ()}
 
 
 LENGTHS_ONLY = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.85\n1,2048,2049,0.0004\n"

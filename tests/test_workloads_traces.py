@@ -59,8 +59,8 @@ def test_azure_arrivals_are_exact_to_the_last_digit() -> None:
 @needs_traces
 def test_mooncake_keeps_a_block_id_for_every_512_tokens() -> None:
     workload = load("mooncake_conversation_trace.jsonl")
-    blocks = workload.prefix_blocks
-    assert blocks is not None and len(blocks) == 12031
+    blocks = {request.request_id: request.content_ids for request in workload.requests}
+    assert len(blocks) == 12031 and {request.content_tokens for request in workload.requests} == {512}
     assert all(len(blocks[request.request_id]) == -(-request.prompt_tokens // 512) for request in workload.requests)
     assert sum(len(ids) for ids in blocks.values()) == 288_500
     assert all(ids[0] == 0 for ids in blocks.values())

@@ -91,6 +91,7 @@ class RandomWorld:
             grows=self.cache.allocation == "incremental",
             preemption=self.cache.preemption,
             watermark_groups=int(self.cache.watermark * (self.cache.num_blocks // self.num_loops)),
+            shares_prefixes=self.cache.prefix_caching,
             swap_groups=None if self.cache.swap_blocks is None else self.cache.swap_blocks // self.num_loops,
         )
 
@@ -107,25 +108,29 @@ def draw_world(chance: Random) -> RandomWorld:
     """Up to nine requests, a third of which are hung up on."""
     num_loops = chance.choice([4, 4, 4, 1, 2, 3, 5])
     requests, outputs, patience_ns, now_ns = [], {}, {}, 0
+    span = chance.randint(1, 12)
     ids = list(range(chance.randint(1, 9)))
     chance.shuffle(ids)
     for request_id in ids:
         now_ns += chance.choice([0, 0, 1, 7, 40, 300])
         max_tokens = chance.randint(1, chance.choice([6, 16]))
         prompt_tokens = chance.randint(1, chance.choice([12, 48]))
-        requests.append(Request(request_id, now_ns, prompt_tokens, max_tokens, chance.randint(0, 2)))
+        content_ids = tuple(chance.randint(0, 1) for _ in range(chance.choice([0, 2, 5])))
+        content_tokens = chance.choice([span, span, 9])
+        requests.append(Request(request_id, now_ns, prompt_tokens, max_tokens, chance.randint(0, 2), content_ids, content_tokens))
         outputs[request_id] = chance.randint(1, max_tokens)
         if chance.random() < 0.35:
             patience_ns[request_id] = chance.choice([0, chance.randint(0, 60), chance.randint(0, 600)])
     requests.sort(key=lambda request: (request.arrival_ns, request.request_id))
     cache = draw_cache(chance, num_loops, requests)
     min_loops, max_loops = sorted((chance.randint(1, num_loops), chance.randint(1, num_loops)))
-    may_exit = chance.random() < 0.4 and not cache.may_recompute
+    scheduler = draw_scheduler(chance)
+    may_exit = chance.random() < 0.4 and not cache.may_recompute and scheduler.inflight <= 2
     return RandomWorld(
         requests=tuple(requests),
         outputs=outputs,
         patience_ns=patience_ns,
-        scheduler=draw_scheduler(chance),
+        scheduler=scheduler,
         cache=cache,
         num_loops=num_loops,
         concurrency=chance.choice([None, None, 1, 2, 4]),
@@ -166,6 +171,7 @@ def draw_cache(chance: Random, num_loops: int, requests: Sequence[Request]) -> C
         [("full", "off"), ("full", "recompute"), ("full", "swap")] + 3 * [("incremental", "recompute"), ("incremental", "swap")]
     )
     return CacheSettings(
+        prefix_caching=chance.random() < 0.5,
         block_size=block_size,
         num_blocks=groups * num_loops + chance.randint(0, num_loops - 1),
         allocation=allocation,

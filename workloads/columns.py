@@ -42,7 +42,8 @@ class IntLists(Mapping[int, tuple[int, ...]]):
 class Columns:
     """What a source knows. `arrival_ns` needs no common origin; `max_tokens` is None where the source names none.
 
-    `patience_ns` is how long after its arrival a request's client hangs up, by index, for those whose does.
+    `prefix_blocks` are content ids, one for every `block_tokens` prompt tokens (see `Request.content_ids`). `patience_ns` is how
+    long after its arrival a request's client hangs up, by index, for those whose does.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Columns:
     max_tokens: list[int | None] = field(default_factory=list)
     priority: "array[int]" = field(default_factory=int_column)
     prefix_blocks: IntLists | None = None
+    block_tokens: int = 0
     exit_loops: IntLists | None = None
     patience_ns: dict[int, int] = field(default_factory=dict)
     concurrency: int | None = None

@@ -23,6 +23,7 @@ class TraceFormat:
     max_tokens: str | None = None
     priority: str | None = None
     blocks: str | None = None
+    block_tokens: int = 0
     cancel: str | None = None
     exit_loops: str | None = None
 
@@ -33,7 +34,7 @@ class TraceFormat:
 
 FORMATS = (
     TraceFormat("azure", {"TIMESTAMP": None}, "ContextTokens", "GeneratedTokens"),
-    TraceFormat("mooncake", {"timestamp": None}, "input_length", "output_length", unit="ms", blocks="hash_ids"),
+    TraceFormat("mooncake", {"timestamp": None}, "input_length", "output_length", unit="ms", blocks="hash_ids", block_tokens=512),
     TraceFormat("burstgpt", {"Timestamp": None}, "Request tokens", "Response tokens"),
     TraceFormat("vidur", {"arrived_at": None}, "num_prefill_tokens", "num_decode_tokens"),
     TraceFormat(

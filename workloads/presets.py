@@ -17,7 +17,8 @@ from workloads.synthetic import generate
 
 PRESET_DIR = Path(__file__).parent / "presets"
 _OVERRIDES = (
-    "num_requests", "arrival", "prompt_tokens", "output_tokens", "exit_loops", "max_tokens", "max_context", "patience_ms",
+    "num_requests", "arrival", "prompt_tokens", "output_tokens", "shared_prefix", "exit_loops", "max_tokens", "max_context",
+    "patience_ms",
 )  # fmt: skip
 
 

@@ -117,6 +117,13 @@ class Choice(_Checked):
         return self
 
 
+class SharedPrefix(_Checked):
+    """Prompts begin with one of `groups` texts of `tokens` tokens, each as likely: system prompts, documents asked about."""
+
+    groups: Count
+    tokens: Tokens
+
+
 def _process_of(value: Any) -> str | None:
     return _member(value, "process")
 
@@ -162,18 +169,20 @@ Lengths = Annotated[
 class TraceSpec(_Checked):
     """`kind: trace`: requests from a file. Recorded times and lengths are taken as they are, but for the keys given here.
 
-    `limit` takes the first so many usable rows in file order and reads no further. `time_scale` multiplies arrival times (2 is
-    half the load). `arrival` replaces recorded times and is needed for files that have none. `max_tokens` is what the client asks
-    for: true outputs above it are cut to it; null asks for exactly the true output. `max_context` drops nothing here: the engine
-    refuses requests above it, so that counts add up. `patience_ms` is how many milliseconds after its arrival a client hangs up,
-    drawn like lengths and not scaled; it replaces a recorded `cancel_ns`. `dataset`, `start_s` and `duration_s` belong to ServeGen
-    files.
+    `limit` takes the first so many usable rows in file order and reads no further; `repeat` runs them so many times over.
+    `jitter_s` makes every arrival up to so many seconds later, then `time_scale` multiplies it (2 is half the load). `arrival`
+    replaces recorded times and is needed for files that have none. `max_tokens` is what the client asks for: true outputs above it
+    are cut to it; null asks for exactly the true output. `max_context` drops nothing here: the engine refuses requests above it, so
+    that counts add up. `patience_ms` is how many milliseconds after its arrival a client hangs up, drawn like lengths, not scaled;
+    it replaces a recorded `cancel_ns`. `dataset`, `start_s` and `duration_s` belong to ServeGen files.
     """
 
     kind: Literal["trace"] = "trace"
     path: Text
     format: Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "servegen", "plain"] = "auto"
     limit: Count | None = None
+    repeat: Count = 1
+    jitter_s: NotNegative = 0.0
     time_scale: Positive = 1.0
     timestamp_unit: Literal["auto", "s", "ms"] = "auto"
     arrival: Arrival | None = None
@@ -197,6 +206,7 @@ class SyntheticSpec(_Checked):
     arrival: Arrival = Burst()
     prompt_tokens: Lengths
     output_tokens: Lengths
+    shared_prefix: SharedPrefix | None = None
     exit_loops: Lengths | None = None
     max_tokens: Tokens | None = None
     max_context: Tokens | None = None
@@ -215,6 +225,7 @@ class PresetSpec(_Checked):
     arrival: Arrival | None = None
     prompt_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
+    shared_prefix: SharedPrefix | None = None
     exit_loops: Lengths | None = None
     max_tokens: Tokens | None = None
     max_context: Tokens | None = None
@@ -230,8 +241,9 @@ SYNTHETIC_ADAPTER: TypeAdapter[SyntheticSpec] = TypeAdapter(SyntheticSpec)
 _BY_TAG: dict[str, type[BaseModel]] = {
     "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "burst": Burst, "poisson": Poisson, "gamma": Gamma,
     "constant": Constant, "closed": Closed, "lognormal": Lognormal, "uniform": Uniform, "choice": Choice,
+    "shared_prefix": SharedPrefix,
 }  # fmt: skip
-_TAGS = {*_BY_TAG, "integer", "list"}
+_TAGS = {*_BY_TAG, "integer", "list"} - {"shared_prefix"}
 
 
 def parse_workload(raw: object, where: str, section: str = "workload") -> WorkloadSpec:

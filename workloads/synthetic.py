@@ -27,6 +27,10 @@ def generate(spec: SyntheticSpec, seed: int, name: str = "synthetic") -> Columns
     outputs = draw_lengths(spec.output_tokens, spec.num_requests, stream(seed, "output_tokens"))
     for prompt_tokens, output_tokens in zip(prompts, outputs, strict=True):
         columns.append(prompt_tokens, output_tokens)
+    if spec.shared_prefix is not None:
+        columns.prefix_blocks, columns.block_tokens = IntLists(), spec.shared_prefix.tokens
+        for group in stream(seed, "shared_prefix").integers(0, spec.shared_prefix.groups, spec.num_requests):
+            columns.prefix_blocks.append((int(group),))
     if spec.exit_loops is not None:
         columns.exit_loops = IntLists()
         loops = iter(draw_lengths(spec.exit_loops, sum(outputs) - len(outputs), stream(seed, "exit_loops")))

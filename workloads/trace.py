@@ -53,7 +53,9 @@ def _refuse_servegen_keys(spec: TraceSpec) -> None:
 
 
 def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, seed: int) -> Columns:
-    columns = Columns(path.name, prefix_blocks=IntLists() if layout.format.blocks else None)
+    columns = Columns(path.name, block_tokens=layout.format.block_tokens)
+    if layout.format.blocks:
+        columns.prefix_blocks = IntLists()
     if layout.format.exit_loops in [normalise(name) for name in records.columns]:
         columns.exit_loops = IntLists()
     reader = RowReader(path, layout, spec.timestamp_unit)

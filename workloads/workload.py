@@ -14,6 +14,7 @@ from policies.core.errors import InputError
 from policies.core.request import ExitOracle, Oracle, Request
 from workloads.columns import Columns, IntLists
 from workloads.presets import generate_preset, resolve_preset
+from workloads.repeat import repeat_columns
 from workloads.rng import stream
 from workloads.spec import MAX_TOKENS, PresetSpec, SyntheticSpec, TraceSpec, WorkloadSpec
 from workloads.synthetic import draw_lengths, generate
@@ -51,10 +52,9 @@ class Workload:
 
     With `concurrency` at most so many are outstanding at a time and `arrival_ns` is the earliest a request may arrive (0 for a pure
     closed loop). `skipped_rows` failed when they were recorded and are not among `requests`. `notes` are sentences for the user.
-    `prefix_blocks` holds the prefix block ids of each request where the trace has them. `max_context` is the longest prompt
-    plus `max_tokens` that the user allows; the engine refuses requests above it. `patience_ns` says of the requests in it how long
-    after their arrival the client hangs up: the engine's to know, not the policies'. `exits` says where tokens leave, if the source
-    knows it; for backends only.
+    `max_context` is the longest prompt plus `max_tokens` that the user allows; the engine refuses requests above it. `patience_ns`
+    says of the requests in it how long after their arrival the client hangs up: the engine's to know, not the policies'. `exits`
+    says where tokens leave, if the source knows it; for backends only.
     """
 
     name: str
@@ -63,7 +63,6 @@ class Workload:
     concurrency: int | None = None
     skipped_rows: int = 0
     notes: tuple[str, ...] = ()
-    prefix_blocks: Mapping[int, tuple[int, ...]] | None = field(default=None, repr=False)
     max_context: int | None = None
     patience_ns: Mapping[int, int] | None = field(default=None, repr=False)
     exits: ExitOracle | None = field(default=None, repr=False)
@@ -83,6 +82,7 @@ def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> 
     """
     if isinstance(spec, TraceSpec):
         columns = read_trace(spec, seed, base_dir)
+        repeat_columns(columns, spec, seed)
         if spec.concurrency is not None:
             columns.concurrency = spec.concurrency
         return _assemble(columns, spec, seed, spec.time_scale)
@@ -107,7 +107,15 @@ def _assemble(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time
         num_cut += true_tokens > asked
         outputs.append(min(true_tokens, asked))
         requests.append(
-            Request(request_id, arrivals[request_id], columns.prompt_tokens[request_id], asked, columns.priority[request_id])
+            Request(
+                request_id,
+                arrivals[request_id],
+                columns.prompt_tokens[request_id],
+                asked,
+                columns.priority[request_id],
+                columns.prefix_blocks[request_id] if columns.prefix_blocks is not None else (),
+                columns.block_tokens,
+            )
         )
     if num_cut:
         notes.append(f"{num_cut} outputs were longer than max_tokens and were cut to it")
@@ -119,7 +127,6 @@ def _assemble(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time
         columns.concurrency,
         columns.skipped_rows,
         tuple(notes),
-        columns.prefix_blocks,
         spec.max_context,
         _patience(columns, spec, seed, time_scale),
         RecordedExits(columns.exit_loops, columns.prompt_tokens) if columns.exit_loops is not None else None,

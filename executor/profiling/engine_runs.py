@@ -123,7 +123,7 @@ def _observe(session: Session, run: PlannedRun, is_stopped: Callable[[], bool]) 
             Runner(session.model, session.pools, session.programs, timeline, config.seed),
             timeline,
             workload.oracle,
-            lambda request_id, count: prompt_ids(config.seed, request_id, count, shape.vocab_size),
+            lambda request: prompt_ids(config.seed, request, shape.vocab_size),
             None,
             (watch,),
             is_stopped,

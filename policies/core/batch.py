@@ -68,7 +68,8 @@ class Allocation(NamedTuple):
     Group `g` stands for one block of `block_size` tokens in every depth plane: plane `d` is block `g * planes + d`.
     `is_resumed` says that the request ran before and gave way. Its first `num_kept_tokens` output tokens then follow its prompt as
     part of it, and the first `num_swapped_groups` groups take their contents, and its own row its hidden state and last sampled
-    token, from host memory.
+    token, from host memory. The first `num_reused_groups` groups hold a prefix that was computed for an earlier request: nothing
+    writes to them.
     """
 
     request_id: int
@@ -77,6 +78,7 @@ class Allocation(NamedTuple):
     is_resumed: bool = False
     num_kept_tokens: int = 0
     num_swapped_groups: int = 0
+    num_reused_groups: int = 0
 
 
 class Growth(NamedTuple):

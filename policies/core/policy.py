@@ -38,6 +38,11 @@ class Policy(ABC):
                 "cache.allocation: incremental needs cache.preemption recompute or swap: when blocks run out, running requests "
                 "would wait for each other's for ever"
             )
+        if cache.layout == "shared" and cache.prefix_caching:
+            raise InputError(
+                "cache.prefix_caching: true cannot run with cache.layout shared: a prefix is reused from the planes of all depths, "
+                "and shared keeps one; use last_exited"
+            )
         if cache.layout == "shared" and not self.splits_prefill:
             raise InputError("cache.layout: shared is not available yet, expected last_exited")
         if not self.splits_prefill:

@@ -45,7 +45,9 @@ class Phase(StrEnum):
 class Request:
     """What a client asks for: a prompt of `prompt_tokens` tokens and at most `max_tokens` new ones.
 
-    `priority` counts only under priority admission, lower first. `request_id` is unique within a run.
+    `priority` counts only under priority admission, lower first. `request_id` is unique within a run. `content_ids` say what the
+    prompt begins with, one for every `content_tokens` tokens (the last may be cut short): where two prompts have equal ids up to a
+    place, they have equal tokens up to there. What no id covers is like no other prompt.
     """
 
     request_id: int
@@ -53,6 +55,8 @@ class Request:
     prompt_tokens: int
     max_tokens: int
     priority: int = 0
+    content_ids: tuple[int, ...] = ()
+    content_tokens: int = 0
 
     @property
     def num_kv_positions(self) -> int:
@@ -88,6 +92,7 @@ class RequestState:
 
     __slots__ = (
         "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq", "max_tokens", "num_output_tokens",
+        "num_published",
         "num_scheduled_outputs", "phase", "position", "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id",
         "surplus_until", "undecided_until",
     )  # fmt: skip
@@ -102,6 +107,7 @@ class RequestState:
         self.prompt = prompt
         self.block_groups: list[int] = []
         self.ring_id = -1
+        self.num_published = 0
         self.phase = Phase.PROMPT
         self.depth = 0
         self.position = 0

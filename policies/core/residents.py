@@ -9,7 +9,6 @@ run comes to a halt. Order is (arrival, id), or (priority, arrival, id) under pr
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from policies.core.admission import AdmissionQueue
 from policies.core.batch import NOTHING, Allocation, Growth, Handover, Preemption
@@ -17,35 +16,13 @@ from policies.core.errors import InvariantError
 from policies.core.frontier import PromptProgress
 from policies.core.kv import BlockLedger
 from policies.core.model import ModelShape
+from policies.core.moves import Moves, Parked
+from policies.core.prefixes import Prefixes
 from policies.core.request import Phase, Request, RequestState
 from policies.core.ring import RingLedger
 from policies.core.settings import CacheSettings, SchedulerSettings
 
 TOKEN_ID_BYTES = 4
-
-
-@dataclass(slots=True)
-class Moves:
-    """What changes hands when a batch is formed.
-
-    `withheld` requests may not be scheduled in it: they lack blocks, or give way next. `is_short` says that somebody waits for
-    blocks; nobody after it may take any.
-    """
-
-    preemptions: list[Preemption] = field(default_factory=list)
-    allocations: list[Allocation] = field(default_factory=list)
-    growths: list[Growth] = field(default_factory=list)
-    swapped_bytes: int = 0
-    withheld: set[int] = field(default_factory=set)
-    is_short: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """A request that gave way, and how many groups of its K/V are in host memory; None: they are to be computed again."""
-
-    state: RequestState
-    num_swapped_groups: int | None
 
 
 class Residents:
@@ -55,6 +32,7 @@ class Residents:
         assert cache.num_blocks is not None, "the backend sizes the KV pool before a run"
         planes = model.num_loops if cache.layout == "last_exited" else 1
         self.blocks = BlockLedger(cache.num_blocks, cache.block_size, planes)
+        self.prefixes = Prefixes(self.blocks, cache.prefix_caching)
         self.rings = RingLedger(settings.max_num_seqs, slots_per_ring)
         self.waiting = AdmissionQueue(settings.admission, settings.admission_scan_limit, settings.max_admission_bypasses)
         self.running: dict[int, RequestState] = {}
@@ -147,21 +125,37 @@ class Residents:
         self._may_admit = False
 
     def _fits(self, request: Request) -> bool:
-        return self._groups_to_start(request) + self._reserve <= self.blocks.free_groups
+        return self._missing_to_start(request, self._reusable(request)) <= 0
 
     @property
     def _reserve(self) -> int:
         """Groups that an admission leaves free, so that those who run can grow: none when nobody does."""
         return self._watermark_groups if self.running else 0
 
-    def _groups_to_start(self, request: Request) -> int:
-        """Groups that `request` gets when it is let in: all it can ever need, or those for its first step and what was swapped."""
+    def _missing_to_start(self, request: Request, reused: Sequence[int]) -> int:
+        """Groups that must become free before `request` can be let in, beside those that it reuses; 0 or less when it can now.
+
+        It gets all it can ever need, or what its first step and its swapped K/V need. A group that it reuses and nobody holds is
+        free now and will not be.
+        """
+        blocks = self.blocks
+        parked = self._parked.get(request.request_id)
         if not self._grows:
-            return self.blocks.groups_for(request.num_kv_positions)
+            groups = blocks.groups_for(request.num_kv_positions)
+        elif parked is not None and parked.num_swapped_groups is not None:
+            groups = max(blocks.groups_for(parked.state.next_kv_positions), parked.num_swapped_groups)
+        else:
+            prompt_tokens = request.prompt_tokens if parked is None else parked.state.prompt_tokens
+            groups = blocks.groups_for(min(len(reused) * blocks.block_size + self._settings.chunk_tokens, prompt_tokens))
+        taken = groups - sum(1 for group in reused if blocks.references(group))
+        return taken + self._reserve - blocks.free_groups
+
+    def _reusable(self, request: Request) -> Sequence[int]:
+        """Published groups that `request` begins with when it is let in: none when its own K/V come back from host memory."""
         parked = self._parked.get(request.request_id)
         if parked is None:
-            return self.blocks.groups_for(min(self._settings.chunk_tokens, request.prompt_tokens))
-        return max(self.blocks.groups_for(parked.state.next_kv_positions), parked.num_swapped_groups or 0)
+            return self.prefixes.reusable(request, request.prompt_tokens)
+        return self.prefixes.reusable(request, parked.state.prompt_tokens) if parked.num_swapped_groups is None else ()
 
     def _make_room_for_head(self, moves: Moves) -> bool:
         """Have requests of strictly lower priority give way to the first that waits; False when it has to wait for them."""
@@ -169,36 +163,51 @@ class Residents:
         if head is None:
             return True
         places = 1 if len(self.running) == self._settings.max_num_seqs else 0
-        groups = self._groups_to_start(head) + self._reserve - self.blocks.free_groups
+        reused = self._reusable(head)
+        groups = self._missing_to_start(head, reused)
         if places or groups > 0:
             lower = [state for state in reversed(self.order) if state.priority > head.priority]
-            self._make_room(moves, groups, places, lower)
+            self._make_room(moves, groups, places, lower, frozenset(reused))
         return not moves.withheld
 
-    def _make_room(self, moves: Moves, groups: int, places: int, candidates: Iterable[RequestState]) -> bool:
+    def _make_room(
+        self,
+        moves: Moves,
+        groups: int,
+        places: int,
+        candidates: Iterable[RequestState],
+        reused: frozenset[int] = frozenset(),
+    ) -> bool:
         """Have `candidates` give way, in their order, until so many groups and places are free; say whether they are.
+
+        `reused` groups do not count: who the room is made for holds them itself.
 
         Only those whose batches are all collected can. When they are too few, nobody gives way now: those who will are withheld,
         so that the next batches do not touch them. What ended requests are about to return is waited for first.
         """
-        if self._enough(self._draining, groups, places) is not None:
+        if self._enough(self._draining, groups, places, reused) is not None:
             return False
         kept = moves.withheld.union(growth.request_id for growth in moves.growths)
         candidates = [c for c in candidates if c.request_id in self.running and c.request_id not in kept and not c.is_ended]
         idle = [state for state in candidates if state.last_seq <= self.collected_seq]
-        victims = self._enough(idle, groups, places)
+        victims = self._enough(idle, groups, places, reused)
         if victims is None:
-            giving_way = self._enough([*self._draining, *candidates], groups, places)
+            giving_way = self._enough([*self._draining, *candidates], groups, places, reused)
             moves.withheld.update(state.request_id for state in giving_way or ())
             return False
         for state in victims:
             self._preempt(moves, state)
         return True
 
-    def _enough(self, states: Sequence[RequestState], groups: int, places: int) -> Sequence[RequestState] | None:
-        """The fewest of `states`, from the first on, that hold so many groups and places; None when all do not."""
+    def _enough(
+        self, states: Sequence[RequestState], groups: int, places: int, reused: frozenset[int]
+    ) -> Sequence[RequestState] | None:
+        """The fewest of `states`, from the first on, that alone hold so many groups and places; None when all do not."""
+        returned: dict[int, int] = {}
         for number, state in enumerate(states, 1):
-            groups -= len(state.block_groups)
+            for group in state.block_groups:
+                returned[group] = returned.get(group, 0) + 1
+                groups -= returned[group] == self.blocks.references(group) and group not in reused
             places -= 1
             if groups <= 0 and places <= 0:
                 return states[:number]
@@ -218,7 +227,7 @@ class Residents:
             self.num_swapped_groups += count
             moves.swapped_bytes += count * self._group_bytes + self._row_bytes
         else:
-            state.start_again(self._prompt_progress(state.request.prompt_tokens + state.num_output_tokens))
+            state.start_again(self._prompt_progress(state.request.prompt_tokens + state.num_output_tokens, 0))
         moves.preemptions.append(Preemption(state.request_id, state.ring_id, swaps, groups))
         self._parked[state.request_id] = Parked(state, count if swaps else None)
         self._give_back(state)
@@ -227,28 +236,44 @@ class Residents:
 
     def _start(self, moves: Moves, request: Request) -> None:
         """Give `request` its blocks and a ring, and let it run from its beginning or from where it gave way."""
+        reused = self._reusable(request)
         parked = self._parked.pop(request.request_id, None)
         positions = request.num_kv_positions
-        swapped = kept_tokens = 0
-        if parked is None:
-            state = RequestState(request, self._prompt_progress(request.prompt_tokens))
-        else:
+        swapped = 0
+        if parked is not None and parked.num_swapped_groups is not None:
             state = parked.state
-            kept_tokens = state.prompt.prompt_tokens - request.prompt_tokens
-            if parked.num_swapped_groups is not None:
-                swapped = parked.num_swapped_groups
-                self.num_swapped_groups -= swapped
-                moves.swapped_bytes += swapped * self._group_bytes + self._row_bytes
+            swapped = parked.num_swapped_groups
+            self.num_swapped_groups -= swapped
+            state.num_published = 0
+            moves.swapped_bytes += swapped * self._group_bytes + self._row_bytes
+        else:
+            prompt_tokens = request.prompt_tokens if parked is None else parked.state.prompt_tokens
+            prompt = self._prompt_progress(prompt_tokens, len(reused) * self.blocks.block_size)
+            if parked is None:
+                state = RequestState(request, prompt)
+            else:
+                state = parked.state
+                state.start_again(prompt)
+            self.prefixes.started(state, len(reused))
         if self._grows:
             positions = max(state.next_kv_positions, swapped * self.blocks.block_size)
-        groups = self.blocks.allocate(request.request_id, positions)
+        groups = self.blocks.allocate(request.request_id, positions, reused)
         state.block_groups = list(groups)
         state.ring_id = self.rings.allocate()
         self.running[request.request_id] = state
-        moves.allocations.append(Allocation(request.request_id, groups, state.ring_id, parked is not None, kept_tokens, swapped))
+        kept_tokens = state.prompt_tokens - request.prompt_tokens
+        moves.allocations.append(
+            Allocation(request.request_id, groups, state.ring_id, parked is not None, kept_tokens, swapped, len(reused))
+        )
 
-    def _prompt_progress(self, prompt_tokens: int) -> PromptProgress:
-        return PromptProgress(prompt_tokens, self._settings.chunk_tokens, self._num_loops, self.rings.slots_per_ring)
+    def _prompt_progress(self, prompt_tokens: int, origin: int) -> PromptProgress:
+        chunk_tokens, num_slots = self._settings.chunk_tokens, self.rings.slots_per_ring
+        return PromptProgress(prompt_tokens, chunk_tokens, self._num_loops, num_slots, origin)
+
+    def publish(self, state: RequestState, end: int) -> None:
+        """The prompt of `state` has been through all depths up to `end`, and that is collected."""
+        if self.prefixes.publish(state, end) and len(self.waiting):
+            self._may_admit = True
 
     def _forget_unfinished(self, state: RequestState) -> None:
         self.hidden_rows -= state.prompt.num_resident_rows
@@ -265,9 +290,10 @@ class Residents:
         self._may_admit = True
         parked = self._parked.pop(request_id, None)
         if parked is None:
+            self.prefixes.forget(request_id)
             return None
         self.num_swapped_groups -= parked.num_swapped_groups or 0
-        self._released.append(request_id)
+        self._forget(request_id)
         return parked.state
 
     def end(self, state: RequestState) -> None:
@@ -295,7 +321,7 @@ class Residents:
                 continue
             self.hidden_rows -= state.prompt.num_resident_rows
             self._give_back(state)
-            self._released.append(state.request_id)
+            self._forget(state.request_id)
             self._may_admit = True
         if len(remaining) < len(self._draining):
             self._reorder()
@@ -309,6 +335,10 @@ class Residents:
         if moves is None:
             return Handover(released=released) if released else NOTHING
         return Handover(tuple(moves.preemptions), tuple(moves.allocations), tuple(moves.growths), released, moves.swapped_bytes)
+
+    def _forget(self, request_id: int) -> None:
+        self._released.append(request_id)
+        self.prefixes.forget(request_id)
 
     def _give_back(self, state: RequestState) -> None:
         self.blocks.release(state.request_id)
@@ -329,9 +359,11 @@ class Residents:
 
     def check_counts(self) -> None:
         """Invariant 4 by numbers only: cheap enough for every release."""
-        held = sum(len(state.block_groups) for state in self.running.values()) * self.blocks.planes
-        if held != self.blocks.used_blocks:
-            raise InvariantError(f"invariant 4: running requests hold {held} blocks, the ledger counts {self.blocks.used_blocks}")
+        held = sum(len(state.block_groups) for state in self.running.values())
+        counted = self.blocks.num_references
+        if held != counted:
+            planes = self.blocks.planes
+            raise InvariantError(f"invariant 4: running requests hold {held * planes} blocks, the ledger counts {counted * planes}")
 
     def leftovers(self, num_in_flight: int) -> dict[str, int]:
         """What is still held, waiting or submitted, by name: all zero at the end of a run."""

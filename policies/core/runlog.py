@@ -16,11 +16,11 @@ from policies.core.request import Request, Status
 BATCH_COLUMNS = (
     "seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "started_ns", "finished_ns", "select_ns", "ranges",
     "collected_ns", "after_seq", "host_ns", "limit_ns", *(f"{name}_ns" for name in COMPONENTS), "allocated",
-    "exits", "grown", "preempted", "resumed",
+    "exits", "grown", "preempted", "resumed", "reused",
 )  # fmt: skip
 REQUEST_COLUMNS = (
     "request_id", "arrival_ns", "prompt_tokens", "output_tokens", "status", "first_scheduled_ns", "first_token_ns", "finished_ns",
-    "preemptions", "max_tokens", "priority", "reason", "token_ns",
+    "preemptions", "max_tokens", "priority", "reason", "token_ns", "content",
 )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def ranges_text(ranges: tuple[ScheduledRange, ...]) -> str:
     )
 
 
-_NOTHING_MOVED = ("", "", "", "")
+_NOTHING_MOVED = ("", "", "", "", "")
 
 
 def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
@@ -146,20 +146,21 @@ def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
 
     `allocated` and `grown` are `request:groups` (see `compress`). `preempted` is `request:recompute` or `request:swap:groups` with
     the groups copied out; `resumed` is `request:kept tokens:groups copied in` for those of `allocated` that had given way.
+    `reused` is `request:groups` with the number of leading groups of `allocated` that hold a shared prefix.
     """
     ranges = ranges_text(batch.ranges)
     components = ",".join(map(str, completion.components_ns)) if completion.components_ns else "," * (len(COMPONENTS) - 1)
     exits = " ".join(map(str, sorted(completion.exits)))
-    allocated, grown, preempted, resumed = _NOTHING_MOVED if batch.handover is NOTHING else _moved(batch.handover)
+    allocated, grown, preempted, resumed, reused = _NOTHING_MOVED if batch.handover is NOTHING else _moved(batch.handover)
     return (
         f"{batch.seq},{batch.stage.value},{batch.loop_count},{batch.num_requests},{batch.rows},{batch.formed_ns},{completion.started_ns},"
         f"{completion.finished_ns},{completion.select_ns},{ranges},{completion.now_ns},{batch.after_seq},{completion.host_ns},"
-        f"{completion.limit_ns},{components},{allocated},{exits},{grown},{preempted},{resumed}\n"
+        f"{completion.limit_ns},{components},{allocated},{exits},{grown},{preempted},{resumed},{reused}\n"
     )
 
 
-def _moved(handover: Handover) -> tuple[str, str, str, str]:
-    """The columns that say what changed hands: allocated, grown, preempted, resumed."""
+def _moved(handover: Handover) -> tuple[str, str, str, str, str]:
+    """The columns that say what changed hands: allocated, grown, preempted, resumed, reused."""
     allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in handover.allocations)
     grown = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in handover.growths)
     preempted = " ".join(
@@ -169,7 +170,8 @@ def _moved(handover: Handover) -> tuple[str, str, str, str]:
     resumed = " ".join(
         f"{item.request_id}:{item.num_kept_tokens}:{item.num_swapped_groups}" for item in handover.allocations if item.is_resumed
     )
-    return allocated, grown, preempted, resumed
+    reused = " ".join(f"{item.request_id}:{item.num_reused_groups}" for item in handover.allocations if item.num_reused_groups)
+    return allocated, grown, preempted, resumed, reused
 
 
 def compress(groups: tuple[int, ...]) -> str:

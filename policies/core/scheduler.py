@@ -6,7 +6,7 @@ selection is checked whole before any frontier moves. Knows no clock and no devi
 
 from collections import deque
 
-from policies.core.batch import ExecutionBatch, ScheduledRange, Selection, Stage
+from policies.core.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Selection, Stage
 from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
 from policies.core.events import Completion
 from policies.core.exits import ExitSettings
@@ -57,6 +57,7 @@ class Scheduler:
         self._next_seq = 0
         self._in_flight: deque[ExecutionBatch] = deque()
         self._surplus_until = -1
+        self._shares_prefixes = cache.prefix_caching
         self._view = View()
         self._view.limits = settings
         self._view.num_loops = model.num_loops
@@ -212,6 +213,8 @@ class Scheduler:
                     self.surplus_rows += item.token_count
         if self.exits.has_decisions:
             self._apply_exits(batch, completion.exits)
+        if self._shares_prefixes and batch.loop_count:
+            self._publish(batch)
         if batch.stage is Stage.CODA:
             for item in batch.ranges:
                 state = self.running[item.request_id]
@@ -254,6 +257,14 @@ class Scheduler:
                 self._surplus_until = max(self._surplus_until, state.last_seq)
         if found < len(exits):
             raise InvariantError(f"invariant 2: batch {batch.seq} reports exits of {sorted(exits)}, it has rows of {found} of them")
+
+    def _publish(self, batch: ExecutionBatch) -> None:
+        """Tell which prompts have come through their last depth, now that `batch` is collected."""
+        for item in batch.ranges:
+            if item.stage in PROMPT_STAGES and item.depth + batch.loop_count == self.num_loops:
+                state = self.running[item.request_id]
+                if not state.is_ended:
+                    self.residents.publish(state, item.token_end)
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` unless blocks, rings and running requests account for one another, id by id."""

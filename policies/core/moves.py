@@ -1,0 +1,30 @@
+"""What changes hands when a batch is formed, while it is being decided; and a request that gave way. Values only."""
+
+from dataclasses import dataclass, field
+
+from policies.core.batch import Allocation, Growth, Preemption
+from policies.core.request import RequestState
+
+
+@dataclass(slots=True)
+class Moves:
+    """What changes hands when a batch is formed.
+
+    `withheld` requests may not be scheduled in it: they lack blocks, or give way next. `is_short` says that somebody waits for
+    blocks; nobody after it may take any.
+    """
+
+    preemptions: list[Preemption] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    growths: list[Growth] = field(default_factory=list)
+    swapped_bytes: int = 0
+    withheld: set[int] = field(default_factory=set)
+    is_short: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A request that gave way, and how many groups of its K/V are in host memory; None: they are to be computed again."""
+
+    state: RequestState
+    num_swapped_groups: int | None
