@@ -20,7 +20,7 @@ LOOP_FIELDS = ("positions", "gates")
 
 
 class AddressAudit:
-    """Checks packed batches of a model with `planes` depths.
+    """Checks packed batches of a model with `num_loops` depths and `planes` depth planes of K/V.
 
     A ring has `ring_rows` prompt rows, of which a run uses `resident_chunks` slots of `chunk_tokens`, and one decode row. `groups`
     is the device's block-group table [num_rings, groups_per_ring]. With `has_gate` the exit gate is told the decode rows.
@@ -28,6 +28,7 @@ class AddressAudit:
 
     def __init__(
         self,
+        num_loops: int,
         planes: int,
         block_size: int,
         chunk_tokens: int,
@@ -36,7 +37,8 @@ class AddressAudit:
         groups: torch.Tensor,
         has_gate: bool = False,
     ) -> None:
-        self._planes = self._num_loops = planes
+        self._num_loops = num_loops
+        self._planes = planes
         self._block_size = block_size
         self._chunk_tokens = chunk_tokens
         self._resident_chunks = resident_chunks
@@ -73,7 +75,7 @@ class AddressAudit:
 
     def _expected(self, batch: ExecutionBatch, item: ScheduledRange, request: RunningRequest, position: int) -> dict[str, int]:
         expected = self._hidden_rows(batch, item.stage, item.depth, item.embeds, request, position)
-        plane = item.depth if batch.loop_count else item.depth - 1 if item.stage is Stage.CODA else -1
+        plane = self._plane(item) if batch.loop_count else item.depth - 1 if batch.exit_depths else -1
         group = request.block_groups[position // self._block_size]
         slot = (group * self._planes + plane) * self._block_size + position % self._block_size
         expected["slots"] = slot if plane >= 0 else -1
@@ -81,6 +83,9 @@ class AddressAudit:
             is_gated = self._has_gate and item.stage is Stage.RECURRENT
             expected.update(positions=position, gates=request.ring_id * self._num_loops + item.depth if is_gated else -1)
         return expected
+
+    def _plane(self, item: ScheduledRange) -> int:
+        return item.depth if self._planes > 1 else 0
 
     def _hidden_rows(
         self, batch: ExecutionBatch, stage: Stage, depth: int, embeds: bool, request: RunningRequest, position: int
@@ -96,7 +101,7 @@ class AddressAudit:
         if stage is Stage.RECURRENT:
             return {"token_ids": -1, "sampled_rows": -1, "source_rows": decode_row, "target_rows": decode_row}
         is_last_token = position == len(request.prompt) - 1
-        leaves_loop = depth + batch.loop_count == self._planes
+        leaves_loop = depth + batch.loop_count == self._num_loops
         target = ring_row if not leaves_loop else decode_row if is_last_token else -1
         token = int(request.prompt[position]) if embeds else -1
         return {"token_ids": token, "sampled_rows": -1, "source_rows": -1 if embeds else ring_row, "target_rows": target}
@@ -118,7 +123,9 @@ class AddressAudit:
                 raise self._error(batch, item, item.token_start, sentence)
             for position in range(item.token_start, item.token_end):
                 works = sorted(work_of.pop(row, []), key=lambda work: work[5])
-                wrong = self._wrong_read(row, position, request.ring_id, item.depth, works, combines.pop(row, None), partials)
+                wrong = self._wrong_read(
+                    row, position, request.ring_id, self._plane(item), works, combines.pop(row, None), partials
+                )
                 if wrong is not None:
                     raise self._error(batch, item, position, wrong)
                 row += 1

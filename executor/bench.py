@@ -96,7 +96,7 @@ def time_cases(session: Session, cases: Sequence[Case]) -> list[Timing]:
     packer = BatchPacker(
         Packer(
             pools.host_groups,
-            shape.num_loops,
+            pools.kv.planes,
             pools.kv.block_size,
             shape.num_heads,
             session.model.ops.attention_slots,

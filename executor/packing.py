@@ -27,7 +27,7 @@ class RunningRequest:
 class BatchPacker:
     """Packs batches of one run. `num_loops` is the model's T, `has_gate` whether an exit gate must know the decode rows."""
 
-    def __init__(self, packer: Packer, pools: Pools, num_loops: int, has_gate: bool) -> None:
+    def __init__(self, packer: Packer, pools: Pools, num_loops: int, has_gate: bool = False) -> None:
         self._packer = packer
         self._rows_per_ring = pools.rows_per_ring
         self._decode_offset = pools.ring_rows
@@ -54,7 +54,7 @@ class BatchPacker:
             ends = host.target_rows if batch.stage is Stage.PRELUDE else host.source_rows
             ends[: batch.rows] = rings * self._rows_per_ring + self._decode_offset
             for row, item in enumerate(batch.ranges):
-                if item.depth:
+                if item.depth and batch.has_planes:
                     host.slots[row] = self._exit_slot(requests[item.request_id], item)
         return PackedBatch(batch.rows, 0, host.layout.combine_offset)
 
@@ -90,6 +90,7 @@ class BatchPacker:
             request = requests[request_id]
             ring_id = request.ring_id
             decode_row = ring_id * self._rows_per_ring + self._decode_offset
+            plane = depth if self._planes > 1 else 0
             if stage in PROMPT_STAGES:
                 first = self._prompt_row(ring_id, item)
                 target = first if depth < last_start else -1
@@ -98,9 +99,9 @@ class BatchPacker:
                 if item.embeds:
                     embedded.append((row, request.prompt[start : start + count]))
                     first = -1
-                columns += (ring_id, depth, start, count, first, target)
+                columns += (ring_id, plane, start, count, first, target)
             else:
-                columns += (ring_id, depth, start, 1, decode_row, decode_row)
+                columns += (ring_id, plane, start, 1, decode_row, decode_row)
                 if self._has_gate:
                     decoded.append((row, ring_id * self._num_loops + depth))
                 if request_id in surplus:

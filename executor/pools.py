@@ -42,6 +42,7 @@ class Pools:
         shape: ModelShape,
         num_blocks: int,
         block_size: int,
+        planes: int,
         num_rings: int,
         ring_rows: int,
         max_positions: int,
@@ -56,7 +57,7 @@ class Pools:
         kv_bytes = num_blocks * KVPools.block_bytes(shape, block_size, dtype)
         hidden_bytes = num_rings * (ring_rows + 1) * shape.hidden_size * dtype.itemsize
         check_memory(device, kv_bytes + hidden_bytes, f"a KV pool of {num_blocks} blocks and {num_rings} hidden rings")
-        kv = KVPools.allocate(shape, num_blocks, block_size, shape.num_loops, num_rings, groups_per_ring, dtype, device)
+        kv = KVPools.allocate(shape, num_blocks, block_size, planes, num_rings, groups_per_ring, dtype, device)
         staged_groups = torch.zeros((num_rings, groups_per_ring), dtype=torch.int32, pin_memory=device.type == "cuda")
         return cls(
             kv=kv,
@@ -89,14 +90,14 @@ class Pools:
 
 
 def blocks_that_fit(
-    shape: ModelShape, block_size: int, num_rings: int, max_positions: int, dtype: torch.dtype, device: torch.device
+    shape: ModelShape, block_size: int, planes: int, num_rings: int, max_positions: int, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Blocks for the memory that is free now, but no more than all rings could ever use. Raises `InputError` when not one fits."""
-    useful = num_rings * shape.num_loops * -(-max_positions // block_size)
+    useful = num_rings * planes * -(-max_positions // block_size)
     if device.type != "cuda":
         return useful
     free_bytes, _ = torch.cuda.mem_get_info(device)
     fits = int(free_bytes * MEMORY_FRACTION) // KVPools.block_bytes(shape, block_size, dtype)
-    if fits < shape.num_loops:
+    if fits < planes:
         raise InputError(f"--device cuda: {free_bytes / 2**30:.2f} GiB free after the weights hold no KV block of {shape.name}")
     return min(fits, useful)

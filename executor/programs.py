@@ -120,8 +120,7 @@ class Programs:
         if batch.loop_count:
             key = ProgramKey("recurrent", rows, tile_rows, batch.loop_count, gate)
         elif batch.stage is Stage.CODA:
-            has_copies = self._pools.kv.planes > 1 and any([item.depth for item in batch.ranges])
-            key = ProgramKey("coda-exits" if has_copies else "coda", rows, 0, 0)
+            key = ProgramKey("coda-exits" if batch.exit_depths else "coda", rows, 0, 0)
         else:
             key = ProgramKey("prelude", rows, 0, 0)
         graph = self._graph_of(key, bucket)

@@ -134,6 +134,7 @@ def make_audit(session: Session, run: PlannedRun) -> AddressAudit:
     config, num_loops = run.config, session.shape.num_loops
     return AddressAudit(
         num_loops,
+        session.pools.kv.planes,
         config.cache.block_size,
         config.scheduler.chunk_tokens,
         config.policy.resident_chunks(num_loops),

@@ -58,7 +58,7 @@ class Runner:
         ops = model.ops
         shape = model.shape
         self._packer = BatchPacker(
-            Packer(pools.host_groups, shape.num_loops, pools.kv.block_size, shape.num_heads, ops.attention_slots, ops.tile_classes),
+            Packer(pools.host_groups, pools.kv.planes, pools.kv.block_size, shape.num_heads, ops.attention_slots, ops.tile_classes),
             pools,
             shape.num_loops,
             gate is not None,

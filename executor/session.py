@@ -82,14 +82,14 @@ class Session:
         runs = plan_runs(configs, self.shape)
         max_positions = max(_max_positions(run.workload, run.shape(self.shape)) for run in runs)
         num_rings = max(config.scheduler.max_num_seqs for config in configs)
-        block_size = first.cache.block_size
-        enough = num_rings * self.shape.num_loops * -(-max_positions // block_size)
+        block_size, planes = first.cache.block_size, first.cache.planes(self.shape.num_loops)
+        enough = num_rings * planes * -(-max_positions // block_size)
         for run in runs:
             check_some_request_fits(run.with_blocks(enough), self.shape)
         check_memory(self.device, weight_bytes(self.shape, self.dtype), f"the weights of {self.shape.name}")
         try:
             weights = self._load(source.shape)
-            default_blocks = blocks_that_fit(self.shape, block_size, num_rings, max_positions, self.dtype, self.device)
+            default_blocks = blocks_that_fit(self.shape, block_size, planes, num_rings, max_positions, self.dtype, self.device)
             self.runs = [run.with_blocks(default_blocks) for run in runs]
             for run in self.runs:
                 check_some_request_fits(run, self.shape)
@@ -98,6 +98,7 @@ class Session:
                 self.shape,
                 max(run.config.cache.num_blocks or 0 for run in self.runs),
                 block_size,
+                planes,
                 num_rings,
                 max(config.scheduler.chunk_tokens * config.policy.resident_chunks(self.shape.num_loops) for config in configs),
                 max_positions,
@@ -159,12 +160,13 @@ class Session:
 
 
 def check_alike(configs: Sequence[RunConfig]) -> None:
-    """Raise `InputError` unless all runs can share one loaded model: same model, seed, sampling and block size."""
+    """Raise `InputError` unless all runs can share one loaded model: same model, seed, sampling, block size and layout."""
     for key, of in (
         ("model", lambda config: config.model),
         ("seed", lambda config: config.seed),
         ("sampling", lambda config: config.sampling),
         ("cache.block_size", lambda config: config.cache.block_size),
+        ("cache.layout", lambda config: config.cache.layout),
     ):
         values = list(dict.fromkeys(map(of, configs)))
         if len(values) > 1:

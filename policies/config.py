@@ -130,6 +130,8 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     policy = parse_policy(raw.get("policy", "wcpb"), where)
     scheduler = parse_section(SchedulerSettings, raw.get("scheduler"), where, "scheduler")
     cache = parse_section(CacheSettings, _spell_off(raw.get("cache"), "preemption"), where, "cache")
+    if cache.layout == "shared" and "prefill_chunk_size" not in (raw.get("scheduler") or {}):
+        scheduler = dataclasses.replace(scheduler, prefill_chunk_size=1)
     exit_settings = parse_section(ExitSettings, raw.get("exit"), where, "exit")
     sampling = parse_section(SamplingSettings, raw.get("sampling"), where, "sampling")
     if not 0 <= sampling.temperature < math.inf or sampling.top_k < 0 or not 0 < sampling.top_p <= 1:

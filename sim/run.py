@@ -65,10 +65,10 @@ class Simulation:
 
 def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:
     """KV blocks for the device's memory beside the weights, but no more than all running requests could ever use."""
-    block_size = config.cache.block_size
+    block_size, planes = config.cache.block_size, config.cache.planes(model.num_loops)
     fits = latency.facts.kv_blocks(model, block_size)
-    useful = config.scheduler.max_num_seqs * model.num_loops * -(-model.max_context_tokens // block_size)
-    if fits < model.num_loops:
+    useful = config.scheduler.max_num_seqs * planes * -(-model.max_context_tokens // block_size)
+    if fits < planes:
         raise InputError(
             f"device {latency.name}: {latency.facts.memory_bytes / 1e9:.0f} GB hold the {model.total_weight_bytes / 1e9:.1f} GB of "
             f"weights of {model.name} and no KV block; set cache.num_blocks or choose another device"

@@ -69,7 +69,7 @@ def rules_of(session: Session, run: PlannedRun, **changes: Any) -> Rules:
         "chunk_tokens": config.scheduler.chunk_tokens,
         "inflight": config.scheduler.inflight,
         "resident_chunks": config.policy.resident_chunks(num_loops),
-        "num_groups": config.cache.num_blocks // num_loops,
+        "num_groups": config.cache.num_blocks // config.cache.planes(num_loops),
         "block_size": config.cache.block_size,
         "max_context_tokens": run.shape(session.shape).max_context_tokens,
         "concurrency": run.workload.concurrency,

@@ -26,7 +26,7 @@ class Bed:
     def __init__(self, slots: int) -> None:
         groups_per_ring = 2048 // BLOCK_SIZE
         self.pools = Pools.allocate(
-            OURO_TINY, 3 * groups_per_ring * PLANES, BLOCK_SIZE, 3, PLANES * CHUNK, 2048, torch.float32, torch.device("cpu")
+            OURO_TINY, 3 * groups_per_ring * PLANES, BLOCK_SIZE, PLANES, 3, PLANES * CHUNK, 2048, torch.float32, torch.device("cpu")
         )
         order = np.random.default_rng(0).permutation(3 * groups_per_ring).tolist()
         self.requests = {}
@@ -37,7 +37,7 @@ class Bed:
             self.pools.admit(Allocation(10 + at, groups, 2 - at))
         packer = Packer(self.pools.host_groups, PLANES, BLOCK_SIZE, OURO_TINY.num_heads, slots, (16, 64))
         self.packer = BatchPacker(packer, self.pools, PLANES, has_gate=True)
-        self.audit = AddressAudit(PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups, True)
+        self.audit = AddressAudit(PLANES, PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups, True)
 
     def check(self, batch: ExecutionBatch, corrupt: Corrupt = lambda host: None, surplus: frozenset[int] = frozenset()) -> int:
         host = HostMeta.allocate(MetaLayout.for_rows(128), pin=False)

@@ -180,6 +180,8 @@ def test_a_missing_shard_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         (("--set", "policy=fifo"), ("policy.name: unknown policy 'fifo'",)),
         (("--set", "scheduler.max_num_seqs=0"), ("scheduler.max_num_seqs: 0, expected at least 1",)),
         (("--set", "cache.layout=shared"), ("policy wcpb cannot run with cache.layout shared",)),
+        (("--set", "model=huginn-like"), ("model: huginn-like is a shape for simulations, the executor runs Ouro",)),
+        (("--set", "policy=atomic", "--set", "cache.layout=shared"), ("shared runs a prompt token", "prefill_chunk_size 1, found")),
         (("--set", "exit={mode: gate, min_loops: 9}"), ("exit: min_loops 9 and max_loops 4",)),
         (("--set", "exit.mode=trace"), ("exit.mode: trace needs the loops of every token",)),
     ],

@@ -186,7 +186,7 @@ def test_drawn_depths_follow_their_weights_and_nothing_but_seed_request_and_posi
     assert found != Counter(DrawnExits(8, (1.0, 0.0, 2.0, 1.0)).exit_loops(r, p) for r in range(100) for p in range(200))
 
 
-@pytest.mark.parametrize("device", ["h200", "roofline:h200"])
+@pytest.mark.parametrize("device", ["h200-analytic", "roofline:h200"])
 def test_an_exit_copy_takes_its_bytes_over_the_bandwidth(device: str) -> None:
     model = load_device(device, OURO_1_4B)
 
@@ -201,6 +201,14 @@ def test_an_exit_copy_takes_its_bytes_over_the_bandwidth(device: str) -> None:
     assert some.breakdown()["copies"] == copies_ns
     assert some.device_ns - none.device_ns == copies_ns
     assert some.limit_ns - none.limit_ns in (copies_ns, copies_ns + 1)
+
+
+def test_a_fitted_model_predicts_exit_copies_from_its_profile_and_never_below_their_limit() -> None:
+    model = load_device("h200", OURO_1_4B)
+    rows = tuple(ScheduledRange(at, Stage.CODA, 1, 900, 1) for at in range(32))
+    batch = ExecutionBatch(0, Stage.CODA, 0, rows, 32, 32, 0, -1)
+    limit_ns = 32 * (1 + 3) * 196_608 / model.facts.bandwidth_bytes_per_s * 1e9
+    assert limit_ns <= model.predict(batch).breakdown()["copies"] < 100_000
 
 
 def test_a_trace_says_the_loops_of_each_decoded_token(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class RandomWorld:
             chunk_tokens=self.scheduler.prefill_chunk_size or self.scheduler.max_num_batched_tokens,
             inflight=self.scheduler.inflight,
             resident_chunks=self.num_loops if isinstance(policy, Wavefront) else 1,
-            num_groups=self.cache.num_blocks // self.num_loops,
+            num_groups=self.cache.num_blocks // self.cache.planes(self.num_loops),
             block_size=self.cache.block_size,
             max_context_tokens=self.max_context_tokens,
             by_priority=self.scheduler.admission == "priority",
@@ -90,9 +90,9 @@ class RandomWorld:
             max_loops=self.exits.max_loops,
             grows=self.cache.allocation == "incremental",
             preemption=self.cache.preemption,
-            watermark_groups=int(self.cache.watermark * (self.cache.num_blocks // self.num_loops)),
+            watermark_groups=int(self.cache.watermark * (self.cache.num_blocks // self.cache.planes(self.num_loops))),
             shares_prefixes=self.cache.prefix_caching,
-            swap_groups=None if self.cache.swap_blocks is None else self.cache.swap_blocks // self.num_loops,
+            swap_groups=None if self.cache.swap_blocks is None else self.cache.swap_blocks // self.cache.planes(self.num_loops),
         )
 
     def check(self, policy: Policy) -> tuple[Run, Replay]:
@@ -125,7 +125,7 @@ def draw_world(chance: Random) -> RandomWorld:
     cache = draw_cache(chance, num_loops, requests)
     min_loops, max_loops = sorted((chance.randint(1, num_loops), chance.randint(1, num_loops)))
     scheduler = draw_scheduler(chance)
-    may_exit = chance.random() < 0.4 and not cache.may_recompute and scheduler.inflight <= 2
+    may_exit = chance.random() < 0.4 and not cache.may_recompute
     return RandomWorld(
         requests=tuple(requests),
         outputs=outputs,

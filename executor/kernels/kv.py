@@ -2,7 +2,8 @@
 
 Layout `[num_layers, num_blocks, kv_heads, block_size, head_dim]`: one head's block is contiguous (16 x 128 x 2 B = 4 KiB), which is
 what an attention program reads. Group `g` of a request is one block in every depth plane: plane `d` is block `g * planes + d`, so
-the *slot* (block * block_size + offset) of a token one depth further on is `block_size` higher.
+the *slot* (block * block_size + offset) of a token one depth further on is `block_size` higher. With one plane (layout shared) all
+depths have the same slot: a token's K/V are overwritten at every depth.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ class KVPools:
     @property
     def block_size(self) -> int:
         return self.k.shape[3]
+
+    def plane_offset(self, depth_offset: int) -> int:
+        """Planes between a row's first depth and the one `depth_offset` further on."""
+        return depth_offset if self.planes > 1 else 0
 
     @classmethod
     def allocate(

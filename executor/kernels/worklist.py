@@ -15,9 +15,9 @@ TILE_KEYS = 64
 SPLIT_KEYS = 512
 TILES_PER_SPLIT = SPLIT_KEYS // TILE_KEYS
 
-SEGMENT_FIELDS = ("ring", "depth", "token_start", "token_count", "source_start", "target_start")
-"""Columns of a segment: one range at one depth. `source_start` and `target_start` are the first rows in the hidden pool that it is
-read from and written to; -1 means not at all."""
+SEGMENT_FIELDS = ("ring", "plane", "token_start", "token_count", "source_start", "target_start")
+"""Columns of a segment: one range at one depth. `plane` is the one of its K/V, `source_start` and `target_start` are the first rows
+in the hidden pool that it is read from and written to; -1 means not at all."""
 
 
 @dataclass(frozen=True, slots=True)

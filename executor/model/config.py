@@ -29,6 +29,8 @@ def resolve_model(spec: str) -> ModelSource:
     installed. Raises `InputError` naming what was given and what was expected.
     """
     if spec in SHIPPED_MODELS:
+        if not spec.startswith("ouro"):
+            raise InputError(f"model: {spec} is a shape for simulations, the executor runs Ouro")
         return ModelSource(SHIPPED_MODELS[spec], None)
     path = Path(spec)
     if not path.exists():

@@ -88,12 +88,12 @@ def recurrent(model: LoopedModel, kv: KVPools, meta: BatchMeta, tile_rows: int, 
     the rows are written before attention reads them, layer by layer. 8 launches per layer where products are fused, 10 elsewhere.
     """
     ops, eps, layers = model.ops, model.shape.rms_norm_eps, model.weights.layers
-    residual = scratch.hidden
+    residual, plane_offset = scratch.hidden, kv.plane_offset(depth_offset)
     ops.rms_norm(residual, layers[0].input_layernorm, eps, scratch.normed)
     for i, layer in enumerate(layers):
         k, v = kv.k[i], kv.v[i]
-        ops.linear_rope(scratch.normed, layer.qkv, model.rope, meta.positions, meta.slots, k, v, depth_offset, scratch.qkv)
-        ops.attention(scratch.qkv, kv, i, meta, tile_rows, depth_offset, scratch.attended)
+        ops.linear_rope(scratch.normed, layer.qkv, model.rope, meta.positions, meta.slots, k, v, plane_offset, scratch.qkv)
+        ops.attention(scratch.qkv, kv, i, meta, tile_rows, plane_offset, scratch.attended)
         ops.linear(scratch.attended, layer.o, scratch.branch)
         w_next = layer.post_attention_layernorm
         ops.residual_norms(scratch.branch, residual, layer.input_layernorm_2, w_next, eps, scratch.residual, scratch.normed)

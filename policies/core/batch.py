@@ -122,6 +122,7 @@ class ExecutionBatch:
     """One submission to the device, in the order of `seq`.
 
     `rows` is the number of rows of one invocation; a batch of `loop_count` 4 is 4 recurrent invocations of `rows` rows each.
+    `has_planes` is False under layout shared: then a token that leaves early has no deeper plane to be copied to.
     `handover` is what changed hands when this batch was formed, so that a backend learns block tables in order.
     `after_seq` is the sequence number of the last batch collected before this one was formed (-1: none), which with the times
     fixes the order of everything the engine saw.
@@ -136,6 +137,14 @@ class ExecutionBatch:
     formed_ns: int
     after_seq: int
     handover: Handover = NOTHING
+    has_planes: bool = True
+
+    @property
+    def exit_depths(self) -> list[int]:
+        """Of each token of a CODA batch whose K/V must be copied to the planes that it skipped, the first of these planes."""
+        if self.stage is not Stage.CODA or not self.has_planes:
+            return []
+        return [item.depth for item in self.ranges if item.depth]
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:

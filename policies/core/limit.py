@@ -79,10 +79,8 @@ class Roofline:
 
     def copies_ns(self, batch: ExecutionBatch) -> float:
         """Exit copies of a CODA batch: a token's K/V is read once and written to every plane that it skipped."""
-        if batch.stage is not Stage.CODA:
-            return 0.0
         num_loops = self.model.num_loops
-        return sum([num_loops - item.depth + 1 for item in batch.ranges if item.depth]) * self._kv_token_ns
+        return sum([num_loops - depth + 1 for depth in batch.exit_depths]) * self._kv_token_ns
 
     def parts(self, batch: ExecutionBatch) -> Parts:
         """The limit of `batch` by component; its sum is the batch's limit."""

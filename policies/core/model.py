@@ -118,4 +118,19 @@ OURO_TINY = ModelShape(
     dtype_bytes=4,
 )
 
-SHIPPED_MODELS = {shape.name: shape for shape in (OURO_1_4B, OURO_2_6B, OURO_TINY)}
+HUGINN_LIKE = ModelShape(
+    name="huginn-like",
+    vocab_size=65536,
+    hidden_size=5280,
+    intermediate_size=17920,
+    num_layers=4,
+    num_heads=55,
+    num_kv_heads=55,
+    head_dim=96,
+    num_loops=32,
+    max_context_tokens=4096,
+    atomic_prefill_only=True,
+)
+"""The recurrent block of a model like Huginn, for simulations: its few layers before and after the loop are left out."""
+
+SHIPPED_MODELS = {shape.name: shape for shape in (OURO_1_4B, OURO_2_6B, OURO_TINY, HUGINN_LIKE)}

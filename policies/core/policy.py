@@ -43,16 +43,17 @@ class Policy(ABC):
                 "cache.prefix_caching: true cannot run with cache.layout shared: a prefix is reused from the planes of all depths, "
                 "and shared keeps one; use last_exited"
             )
-        if cache.layout == "shared" and not self.splits_prefill:
-            raise InputError("cache.layout: shared is not available yet, expected last_exited")
-        if not self.splits_prefill:
-            return
-        if cache.layout == "shared":
+        if cache.layout == "shared" and self.splits_prefill:
             raise InputError(
                 f"policy {self.name} cannot run with cache.layout shared: a prompt token needs the final K/V of the tokens before "
                 "it at every depth, so prompts cannot stop between depths; use atomic or last_exited"
             )
-        if model.atomic_prefill_only:
+        if cache.layout == "shared" and scheduler.chunk_tokens != 1:
+            raise InputError(
+                "cache.layout: shared runs a prompt token through all depths before the next one, which reads its last K/V; "
+                f"expected scheduler.prefill_chunk_size 1, found {scheduler.chunk_tokens}"
+            )
+        if model.atomic_prefill_only and self.splits_prefill:
             raise InputError(f"policy {self.name} cannot run model {model.name}, which needs atomic prefill; use atomic")
 
 

@@ -30,7 +30,7 @@ class Residents:
 
     def __init__(self, model: ModelShape, settings: SchedulerSettings, cache: CacheSettings, slots_per_ring: int) -> None:
         assert cache.num_blocks is not None, "the backend sizes the KV pool before a run"
-        planes = model.num_loops if cache.layout == "last_exited" else 1
+        planes = cache.planes(model.num_loops)
         self.blocks = BlockLedger(cache.num_blocks, cache.block_size, planes)
         self.prefixes = Prefixes(self.blocks, cache.prefix_caching)
         self.rings = RingLedger(settings.max_num_seqs, slots_per_ring)

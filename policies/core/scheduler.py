@@ -132,6 +132,7 @@ class Scheduler:
             now_ns,
             self.residents.collected_seq,
             self.residents.handover(moves),
+            self.blocks.planes > 1,
         )
         self._in_flight.append(batch)
         return batch

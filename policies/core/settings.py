@@ -35,9 +35,11 @@ class SchedulerSettings:
 class CacheSettings:
     """The KV pool. `num_blocks` None means: as many as the device's memory holds (a backend fills it in before a run).
 
-    `allocation` full reserves at admission all that a request can ever need; incremental gives blocks step by step and keeps the
-    fraction `watermark` of the pool free when it lets a request in beside others. `preemption` says what becomes of the K/V of a
-    request that gives way: recompute forgets them, swap keeps them in host memory, `swap_blocks` blocks at most (None: no limit).
+    Under `layout` last_exited a query at depth d reads the K/V of depth d; under shared there is one plane, in which a token's K/V
+    are overwritten at every depth, so later tokens read its last ones. `allocation` full reserves at admission all that a request
+    can ever need; incremental gives blocks step by step and keeps the fraction `watermark` of the pool free when it lets a request
+    in beside others. `preemption` says what becomes of the K/V of a request that gives way: recompute forgets them, swap keeps
+    them in host memory, `swap_blocks` blocks at most (None: no limit).
     """
 
     block_size: int = 16
@@ -48,6 +50,10 @@ class CacheSettings:
     preemption: Literal["off", "recompute", "swap"] = "off"
     watermark: float = 0.01
     swap_blocks: int | None = None
+
+    def planes(self, num_loops: int) -> int:
+        """Depth planes of the K/V of a model with `num_loops` loops: one each, or one for all under `shared`."""
+        return 1 if self.layout == "shared" else num_loops
 
     @property
     def may_recompute(self) -> bool:
