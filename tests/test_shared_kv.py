@@ -34,13 +34,17 @@ def test_prompts_run_position_by_position_through_all_depths_batched_across_requ
     assert result.engine.scheduler.blocks.peak_used_blocks == 3  # one block each, in the one plane
 
 
-@pytest.mark.parametrize("seed", range(1500))
-def test_random_schedules_with_one_plane_keep_all_invariants(seed: int) -> None:
-    world = draw_world(Random(seed))
-    assert world.cache.num_blocks is not None
-    blocks = max(1, world.cache.num_blocks // world.num_loops)
-    cache = replace(world.cache, layout="shared", num_blocks=blocks, prefix_caching=False)
-    replace(world, cache=cache, scheduler=replace(world.scheduler, prefill_chunk_size=1)).check(Atomic())
+def test_random_schedules_with_one_plane_keep_all_invariants() -> None:
+    for seed in range(1500):
+        world = draw_world(Random(seed))
+        assert world.cache.num_blocks is not None
+        blocks = max(1, world.cache.num_blocks // world.num_loops)
+        cache = replace(world.cache, layout="shared", num_blocks=blocks, prefix_caching=False)
+        try:
+            replace(world, cache=cache, scheduler=replace(world.scheduler, prefill_chunk_size=1)).check(Atomic())
+        except Exception as error:
+            error.add_note(f"seed {seed}")
+            raise
 
 
 def test_shared_kv_needs_atomic_chunks_of_one_and_no_prefix_cache() -> None:
