@@ -3,9 +3,11 @@
 It does what `executor/backend.py` does. The host chooses a batch, packs it, launches it. The device, a FIFO, begins a batch when it
 is packed and the one before it has ended; how soon after packing it can end depends on the launch, which an idle device waits for.
 With several batches in flight the host's time hides behind the device's. A host that waits learns of an end a little later.
-Simulated time is integer nanoseconds throughout, and has no noise: batches of one shape take the same time.
+Simulated time is integer nanoseconds throughout. The host's time for a batch varies, as the real host's does, by a factor from a
+log-normal stream of the run's seed; batches of one shape take the device the same time.
 """
 
+import random
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
@@ -43,7 +45,7 @@ class SimBackend:
     """Drives one `engine` in simulated time. `oracle` says when a request's true output ends, `exits` where its tokens leave
     (None: nowhere early); only this class reads them.
 
-    `is_stopped` is asked between two steps; when it answers True the run ends with `KeyboardInterrupt`.
+    `seed` is that of the run; `is_stopped` is asked between two steps; when it answers True the run ends with `KeyboardInterrupt`.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class SimBackend:
         oracle: Oracle,
         is_stopped: Callable[[], bool] = lambda: False,
         exits: ExitOracle | None = None,
+        seed: int = 0,
     ) -> None:
         self._engine = engine
         self._latency = latency
@@ -61,6 +64,7 @@ class SimBackend:
         self._is_stopped = is_stopped
         self._env = simpy.Environment()
         self._loop = latency.loop
+        self._host_rng = random.Random(f"{seed} host")
         self._queue: deque[Launched] = deque()
         self._done: deque[Done] = deque()
         self._free_ns = 0
@@ -90,6 +94,8 @@ class SimBackend:
     def _submit(self, batch: ExecutionBatch) -> Generator[simpy.Event, Any, Tick]:
         env = self._env
         prediction = self._latency.times(batch)
+        if self._loop.host_spread:
+            prediction = prediction.slowed(self._host_rng.lognormvariate(0.0, self._loop.host_spread))
         prepared_ns = max(self._free_ns, int(env.now)) + prediction.select_ns + prediction.prepare_ns
         launched_ns = prepared_ns + prediction.launch_ns
         if launched_ns > env.now:

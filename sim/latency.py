@@ -37,6 +37,11 @@ class Prediction(NamedTuple):
         """What a batch log calls the host's time: preparing and launching."""
         return self.prepare_ns + self.launch_ns
 
+    def slowed(self, factor: float) -> "Prediction":
+        """The same on a host that takes `factor` times as long."""
+        host = (round(factor * ns) for ns in (self.select_ns, self.prepare_ns, self.launch_ns, self.idle_ns))
+        return Prediction(self.components_ns, self.limit_ns, *host)
+
     def waiting_ns(self, ready_ns: int, started_ns: int) -> int:
         """How much longer than `device_ns` a batch is on the device because its launch is late.
 
@@ -58,7 +63,8 @@ class HostLoop:
 
     `device_gap_ns` from a batch's end to the start of the next, which was queued; `mark_ns` from having prepared a batch to its
     start on an idle device; `collect_ns` from a batch's end until the waiting host knows; `after_collect_ns` and `after_submit_ns`
-    from then, or from having launched a batch, until the engine chooses the next one.
+    from then, or from having launched a batch, until the engine chooses the next one. `host_spread` is how much the host's time for
+    a batch varies: the standard deviation of its logarithm.
     """
 
     device_gap_ns: int = 0
@@ -66,6 +72,7 @@ class HostLoop:
     collect_ns: int = 0
     after_collect_ns: int = 0
     after_submit_ns: int = 0
+    host_spread: float = 0.0
 
 
 class LatencyModel(ABC):

@@ -21,7 +21,7 @@ from sim.features import Cutting, Work
 from sim.latency import HostLoop
 
 SCHEMA = 1
-FIT_VERSION = 3
+FIT_VERSION = 4
 """Of features and fit together: raise it with any change after which an old model file would predict or mean something else."""
 
 
@@ -31,8 +31,8 @@ SHARPNESS = 4
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Nanoseconds by row bucket, both rising: linear between entries, flat before the first, beyond the last at the slope of the
-    last doubling of rows."""
+    """Nanoseconds by ascending row bucket: linear between entries, flat before the first, beyond the last at the slope of the last
+    doubling of rows."""
 
     rows: tuple[int, ...]
     ns: tuple[float, ...]

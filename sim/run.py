@@ -128,7 +128,14 @@ def run_to_end(engine: Engine, simulation: Simulation) -> RunStatus:
     """`complete`, or `interrupted` when Ctrl-C came first; it takes effect between two steps, so that logs and records agree."""
     with CtrlC() as ctrl_c:
         try:
-            SimBackend(engine, simulation.latency, simulation.workload.oracle, lambda: ctrl_c.is_pressed, simulation.exits).run()
+            SimBackend(
+                engine,
+                simulation.latency,
+                simulation.workload.oracle,
+                lambda: ctrl_c.is_pressed,
+                simulation.exits,
+                simulation.config.seed,
+            ).run()
         except KeyboardInterrupt:
             print("interrupted: writing what was simulated until now", file=sys.stderr)
             return "interrupted"

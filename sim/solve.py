@@ -4,6 +4,7 @@ Most are non-negative, robust least-squares problems in relative errors: recurre
 straight lines of a few features. Batches without recurrent loops are tables by row bucket.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ GAPS = {
     "after_submit_ns": "from handing a batch over until the next is being chosen, likewise",
 }
 """Which gap of a profile each part of the host's loop is; a gap's case is the run it was seen in, a colon, and one of these."""
+DEVIATIONS_TO_P90 = 1.2816
+"""Of a normal distribution, in standard deviations from the median."""
 ENOUGH = 4
 """Lines of a profile that a host time is solved from, at least: as many as it has coefficients."""
 NO_TIME = HostTime(0.0, 0.0, 0.0, 0.0)
@@ -80,8 +83,8 @@ def fit_copies(rows: Sequence[ProfileRow], num_loops: int) -> Copies:
 
 
 class _Recurrent:
-    """Least squares over recurrent cases. Unknowns, all >= 0: the launch, the linear table as its first entry and increments (so it
-    never falls), three attention coefficients by tile height, three of the combine."""
+    """Least squares over recurrent cases. Unknowns, all >= 0: the launch, the linear table, three attention coefficients by tile
+    height and three of the combine. The table may fall where another kernel takes over, as it does from 4 to 8 rows on an H200."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self._buckets = sorted({case.work.bucket for case in cases})
@@ -93,11 +96,11 @@ class _Recurrent:
         self._work = Work(*(np.array(column) for column in zip(*(case.work for case in cases), strict=True)))  # type: ignore[arg-type]
 
     def solve(self, tables: Mapping[str, Table], copies: Copies) -> DeviceTimes:
-        per_loop = self._measured / self._loops
-        first = 0.8 * float(per_loop.min())
-        steps = np.full(len(self._buckets) - 1, 0.8 * float(np.ptp(per_loop)) / len(self._buckets) + 1.0)
+        linear = np.array(
+            [0.8 * float((self._measured / self._loops)[self._bucket == at].min()) for at in range(len(self._buckets))]
+        )
         heights = np.ones(len(self._heights))
-        guess = np.concatenate([[5e3, first], steps, 3e4 * heights, 2e3 * heights, 5e3 * heights, [1e4, 100.0, 50.0]])
+        guess = np.concatenate([[5e3], linear, 3e4 * heights, 2e3 * heights, 5e3 * heights, [1e4, 100.0, 50.0]])
         result = least_squares(
             lambda unknowns: self._predicted(unknowns) / self._measured - 1,
             guess, bounds=(0, np.inf), x_scale=guess, loss="soft_l1", f_scale=OUTLIER,
@@ -115,7 +118,7 @@ class _Recurrent:
     def _parts(self, unknowns: Array) -> tuple[float, Array, Array, Array]:
         num_buckets, num_heights = len(self._buckets), len(self._heights)
         launch, linear, attention, combine = np.split(unknowns, [1, 1 + num_buckets, 1 + num_buckets + 3 * num_heights])
-        return float(launch[0]), np.cumsum(linear), attention.reshape(3, num_heights), combine
+        return float(launch[0]), linear, attention.reshape(3, num_heights), combine
 
     def _predicted(self, unknowns: Array) -> Array:
         launch, linear, attention, combine = self._parts(unknowns)
@@ -203,7 +206,14 @@ def fit_loop(profile: Profile) -> HostLoop:
         counts = np.cumsum([count for _, count in seen])
         return seen[int(np.searchsorted(counts, counts[-1] / 2))][0] if seen else 0
 
-    return HostLoop(**{name: typical(text) for name, text in GAPS.items()})
+    return HostLoop(**{name: typical(text) for name, text in GAPS.items()}, host_spread=_host_spread(profile.of_kind("host")))
+
+
+def _host_spread(rows: Sequence[ProfileRow]) -> float:
+    """Of a log-normal distribution, from the median ratio of the 90th percentile of packing and launching to its median."""
+    medians = [(row.prepare_ns or 0) + (row.launch_ns or 0) for row in rows]
+    ratios = [(row.host_p90_ns or 0) / median for row, median in zip(rows, medians, strict=True) if median and row.host_p90_ns]
+    return round(max(0.0, math.log(float(np.median(ratios))) / DEVIATIONS_TO_P90), 4) if ratios else 0.0
 
 
 def _short(value: float) -> float:

@@ -1,6 +1,7 @@
 """Profiles computed from known coefficients, as an executor would have written them. Not a test."""
 
 import dataclasses
+import math
 from itertools import product
 from pathlib import Path
 
@@ -117,7 +118,9 @@ def write_profile(path: Path, header: dict[str, str] | None = None) -> Path:
                 dataclasses.replace(row, **timed, idle_device_ns=device + launch // 2, prepare_ns=prepare, launch_ns=launch)
             )
             if kind in ("attention", "prelude", "coda"):
-                rows.append(dataclasses.replace(row, kind="host", n=20, select_ns=select, prepare_ns=prepare, launch_ns=launch))
+                p90 = round((prepare + launch) * math.exp(0.3 * 1.2816))
+                host = dataclasses.replace(row, kind="host", n=20, select_ns=select, prepare_ns=prepare, launch_ns=launch)
+                rows.append(dataclasses.replace(host, host_p90_ns=p90))
         for count, depth in product((1, 4, 8, 32), range(3)):
             left = tuple(item._replace(depth=depth) for item in decodes(count, 100))
             ns = round(TRUTH.copies.of(count, count * (3 - depth)))

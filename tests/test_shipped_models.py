@@ -18,8 +18,9 @@ from sim.solve import Case, fit_device
 
 PROFILES = Path(__file__).parents[1] / "results" / "reference"
 MEDIAN, P95 = 0.03, 0.08
-FALLS_SHORT = {Stage.PRELUDE, Stage.PREFILLING_PRELUDE}
-"""Batches of 9 to 25 us, whose measured times differ by more than that from one case to the next with the same program."""
+MANY = 50
+FALLS_SHORT = {Stage.PREFILLING_PRELUDE}
+"""Staging takes 9 to 25 us, and the same batch is measured 8 us faster or slower from one launch to the next."""
 
 
 @pytest.fixture(scope="module", params=["h200"])
@@ -55,7 +56,7 @@ def test_the_shipped_model_claims_no_more_error_than_it_may(shipped: tuple[Model
 
 
 def test_half_of_the_profile_predicts_the_other_half_as_well_as_the_model_claims(shipped: tuple[ModelFile, Path]) -> None:
-    """A median may be a quarter worse and a p95 a half: there are half as many cases to fit, and half as many to be wrong about."""
+    """A median may be a quarter worse and a p95 a half: half as many cases are fitted. Of a few cases p95 is the worst one."""
     model, path = shipped
     profile = read_profile(path)
     cutting = cutting_of(profile, model.model)
@@ -71,4 +72,5 @@ def test_half_of_the_profile_predicts_the_other_half_as_well_as_the_model_claims
     for stage in errors.keys() - FALLS_SHORT:
         median, p95 = np.quantile(errors[stage], [0.5, 0.95])
         claimed = model.errors_by_stage[stage]
-        assert median <= 1.25 * claimed.median + 0.002 and p95 <= 1.5 * claimed.p95, stage
+        assert median <= 1.25 * claimed.median + 0.002, stage
+        assert p95 <= 1.5 * claimed.p95 or claimed.cases < MANY, stage

