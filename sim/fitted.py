@@ -1,7 +1,9 @@
 """The latency model that a model file describes. `sim.modelfile` says what coefficients mean, `sim.features` what they multiply."""
 
 import warnings
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from policies.core.batch import ExecutionBatch, Stage
 from policies.core.errors import InputError
@@ -70,6 +72,17 @@ class FittedModel(LatencyModel):
             value = getattr(work, name)
             if not low <= value <= high:
                 return f"{name} {value}, profiled {low} to {high}"
+        return None
+
+    def difference(self, summary: Mapping[str, Any]) -> str | None:
+        """How a measured run differs from what was profiled in card or kernels, in one sentence; None where it is not known to."""
+        profile = self.file.profile
+        for key, fitted in (("card", profile["gpu"]), ("kernel_sha256", profile["kernel_sha256"])):
+            found = summary.get(key)
+            if found is not None and found != fitted:
+                return (
+                    f"{self.name} was fitted on {key} {fitted[:16]}, the run had {str(found)[:16]}: profile that card and kernels"
+                )
         return None
 
     def _compute_recurrent_ns(self, key: Key, loops: int) -> tuple[int, ...]:

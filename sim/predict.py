@@ -21,6 +21,7 @@ from results.identity import RunIdentity, comparable, config_hash
 from results.load import Run, find_runs
 from results.predictions import Replay, write_predictions, write_replays
 from results.rundir import CONFIG
+from sim.fitted import FittedModel
 from sim.latency import HostLoop, LatencyModel
 from sim.models import load_device
 from sim.recorded import LoggedBatch, RecordedRun
@@ -59,8 +60,13 @@ def predict(paths: Sequence[str | Path], out: Path, device: str | None, jobs: in
     simulated: its log is no log, or its workload is in a file that is not here and its own arrivals do not say enough.
     """
     tasks = plan(find_runs(paths)[0], out, device)
+    differences: dict[str, None] = {}
     for task in tasks:
-        load_device(task.config.device, model_shape(task.config))
+        latency = load_device(task.config.device, model_shape(task.config))
+        if isinstance(latency, FittedModel):
+            differences |= dict.fromkeys(filter(None, (latency.difference(run.summary) for run in task.runs)))
+    for difference in differences:
+        print(f"note: {difference}", file=sys.stderr)
     is_equal = True
     parallel = joblib.Parallel(n_jobs=jobs, return_as="generator", batch_size=1)
     for lines, is_alike in parallel(joblib.delayed(run_task)(task) for task in tasks):

@@ -24,7 +24,7 @@ POLICIES = ("atomic", "wcpb")
 WIDE = ("--p50", "1e6", "--p99", "1e6", "--throughput", "1e6", "--rank-gap", "1e6", "--no-plots")
 
 
-def config_of(policy: str, device: str = "h200", **changes: Any) -> dict[str, Any]:
+def config_of(policy: str, device: str = "h200-analytic", **changes: Any) -> dict[str, Any]:
     workload = {
         "kind": "synthetic", "num_requests": 12, "arrival": {"process": "poisson", "rate": 100}, "prompt_tokens": [37, 120, 5],
         "output_tokens": [4, 1, 3], **changes.pop("workload", {}),
@@ -198,7 +198,7 @@ def test_what_was_not_run_alike_is_refused_by_name(measured: Path, tmp_path: Pat
     assert "cache.num_blocks: 400 simulated, " in refusal(small, run)
     assert "simulate the same config, expected it once" in refusal(measured, run)
     edit_summary(measured / "wcpb-b", lambda summary: summary.update(device="another"))
-    assert "measured on another and on h200, expected repeats on one device" in refusal(simulated_run, measured)
+    assert "measured on another and on h200-analytic, expected repeats on one device" in refusal(simulated_run, measured)
     edit(run / "requests.csv", lambda text: text.replace(",37,4,finished", ",38,4,finished", 1))
     assert "request 0: prompt_tokens: 37 simulated, 38 measured" in refusal(simulated_run, run)
     edit_summary(run, lambda summary: summary.update(output_tokens=1))

@@ -153,6 +153,14 @@ def test_another_model_a_missing_file_and_a_file_of_something_else_are_refused(p
         load_device(str(tmp_path / "text.json"), OURO_1_4B)
 
 
+def test_a_run_on_another_card_or_with_other_kernels_is_told_from_one_that_the_profile_speaks_of(model: FittedModel) -> None:
+    kernels = model.file.profile["kernel_sha256"]
+    assert model.difference({"card": "NVIDIA H200", "kernel_sha256": kernels}) is None
+    assert model.difference({}) is None
+    assert "fitted on card NVIDIA H200, the run had NVIDIA L4" in (model.difference({"card": "NVIDIA L4"}) or "")
+    assert f"fitted on kernel_sha256 {kernels[:16]}, the run had fedcba" in (model.difference({"kernel_sha256": "fedcba"}) or "")
+
+
 def test_an_explanation_adds_up_to_the_prediction(path: Path, model: FittedModel) -> None:
     ranges = (*decodes(3, 5000), prompts([(640, 128)])[0]._replace(request_id=9))
     found = explain(str(path), ranges_text(ranges), None, None)
