@@ -5,7 +5,7 @@ go through the log. A feature that joins the scheduler joins `draw_world`, and e
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from log_checker import Replay, Rules, check_log
@@ -66,6 +66,10 @@ class RandomWorld:
     def exit_loops(self, request_id: int, position: int) -> int:
         return 1 + (self.exit_seed + 7 * request_id + 3 * position) * 40503 % 65536 * self.num_loops // 65536
 
+    def allows(self, policy: Policy) -> bool:
+        """Shared K/V go with atomic prefill only."""
+        return self.cache.layout == "last_exited" or not policy.splits_prefill
+
     def duration_ns(self, batch: ExecutionBatch) -> int:
         return self.durations_ns[batch.seq % len(self.durations_ns)]
 
@@ -122,9 +126,15 @@ def draw_world(chance: Random) -> RandomWorld:
         if chance.random() < 0.35:
             patience_ns[request_id] = chance.choice([0, chance.randint(0, 60), chance.randint(0, 600)])
     requests.sort(key=lambda request: (request.arrival_ns, request.request_id))
+    is_shared = chance.random() < 0.1
     cache = draw_cache(chance, num_loops, requests)
+    if is_shared:
+        assert cache.num_blocks is not None
+        cache = replace(cache, layout="shared", prefix_caching=False, num_blocks=cache.num_blocks // num_loops)
     min_loops, max_loops = sorted((chance.randint(1, num_loops), chance.randint(1, num_loops)))
     scheduler = draw_scheduler(chance)
+    if is_shared:
+        scheduler = replace(scheduler, prefill_chunk_size=1)
     may_exit = chance.random() < 0.4 and not cache.may_recompute
     return RandomWorld(
         requests=tuple(requests),

@@ -1,9 +1,8 @@
-"""What changes hands when a batch is formed, while it is being decided; and a request that gave way. Values only."""
+"""What changes hands when a batch is formed, while it is being decided. Values only."""
 
 from dataclasses import dataclass, field
 
 from policies.core.batch import Allocation, Growth, Preemption
-from policies.core.request import RequestState
 
 
 @dataclass(slots=True)
@@ -20,11 +19,3 @@ class Moves:
     swapped_bytes: int = 0
     withheld: set[int] = field(default_factory=set)
     is_short: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """A request that gave way, and how many groups of its K/V are in host memory; None: they are to be computed again."""
-
-    state: RequestState
-    num_swapped_groups: int | None

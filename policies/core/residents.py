@@ -16,13 +16,13 @@ from policies.core.errors import InvariantError
 from policies.core.frontier import PromptProgress
 from policies.core.kv import BlockLedger
 from policies.core.model import ModelShape
-from policies.core.moves import Moves, Parked
+from policies.core.moves import Moves
+from policies.core.parking import Parking
 from policies.core.prefixes import Prefixes
+from policies.core.pressure import Need, choose
 from policies.core.request import Phase, Request, RequestState
 from policies.core.ring import RingLedger
 from policies.core.settings import CacheSettings, SchedulerSettings
-
-TOKEN_ID_BYTES = 4
 
 
 class Residents:
@@ -39,19 +39,15 @@ class Residents:
         self.order: tuple[RequestState, ...] = ()
         self.collected_seq = -1
         self.hidden_rows = 0
-        self.num_swapped_groups = 0
         self.swapped_bytes = 0
         self._settings = settings
         self._num_loops = model.num_loops
         self._max_context_tokens = model.max_context_tokens
         self._by_priority = settings.admission == "priority"
         self._grows = cache.allocation == "incremental"
-        self._preemption = cache.preemption
+        self._yields_to_priority = self._by_priority and cache.preemption != "off"
         self._watermark_groups = int(cache.watermark * self.blocks.num_groups) if self._grows else 0
-        self._swap_limit = None if cache.swap_blocks is None else cache.swap_blocks // planes
-        self._group_bytes = planes * cache.block_size * model.kv_bytes_per_token_and_depth
-        self._row_bytes = model.hidden_bytes_per_row + TOKEN_ID_BYTES
-        self._parked: dict[int, Parked] = {}
+        self._parking = Parking(model, cache, planes)
         self._draining: list[RequestState] = []
         self._released: list[int] = []
         self._may_admit = False
@@ -99,7 +95,7 @@ class Residents:
             if missing <= 0 or state.request_id not in self.running:
                 continue
             if moves.is_short or (
-                missing > blocks.free_groups and not self._make_room(moves, missing - blocks.free_groups, 0, self.order[:at:-1])
+                missing > blocks.free_groups and not self._make_room(moves, Need(missing - blocks.free_groups), self.order[:at:-1])
             ):
                 moves.is_short = True
                 moves.withheld.add(state.request_id)
@@ -112,7 +108,7 @@ class Residents:
     def _admit(self, moves: Moves) -> None:
         """Let waiting requests in while places, rings and blocks last."""
         while True:
-            if self._by_priority and self._preemption != "off" and not self._make_room_for_head(moves):
+            if self._yields_to_priority and not self._make_room_for_head(moves):
                 return
             if len(self.running) == self._settings.max_num_seqs:
                 break
@@ -139,7 +135,7 @@ class Residents:
         free now and will not be.
         """
         blocks = self.blocks
-        parked = self._parked.get(request.request_id)
+        parked = self._parking.get(request.request_id)
         if not self._grows:
             groups = blocks.groups_for(request.num_kv_positions)
         elif parked is not None and parked.num_swapped_groups is not None:
@@ -152,7 +148,7 @@ class Residents:
 
     def _reusable(self, request: Request) -> Sequence[int]:
         """Published groups that `request` begins with when it is let in: none when its own K/V come back from host memory."""
-        parked = self._parked.get(request.request_id)
+        parked = self._parking.get(request.request_id)
         if parked is None:
             return self.prefixes.reusable(request, request.prompt_tokens)
         return self.prefixes.reusable(request, parked.state.prompt_tokens) if parked.num_swapped_groups is None else ()
@@ -167,51 +163,21 @@ class Residents:
         groups = self._missing_to_start(head, reused)
         if places or groups > 0:
             lower = [state for state in reversed(self.order) if state.priority > head.priority]
-            self._make_room(moves, groups, places, lower, frozenset(reused))
+            self._make_room(moves, Need(groups, places, frozenset(reused)), lower)
         return not moves.withheld
 
-    def _make_room(
-        self,
-        moves: Moves,
-        groups: int,
-        places: int,
-        candidates: Iterable[RequestState],
-        reused: frozenset[int] = frozenset(),
-    ) -> bool:
-        """Have `candidates` give way, in their order, until so many groups and places are free; say whether they are.
+    def _make_room(self, moves: Moves, need: Need, candidates: Iterable[RequestState]) -> bool:
+        """Have `candidates` give way, in their order, until `need` is met; False when it is not yet, or never by them.
 
-        `reused` groups do not count: who the room is made for holds them itself.
-
-        Only those whose batches are all collected can. When they are too few, nobody gives way now: those who will are withheld,
-        so that the next batches do not touch them. What ended requests are about to return is waited for first.
+        Who has just got blocks, or waits for some, keeps what it has.
         """
-        if self._enough(self._draining, groups, places, reused) is not None:
-            return False
         kept = moves.withheld.union(growth.request_id for growth in moves.growths)
         candidates = [c for c in candidates if c.request_id in self.running and c.request_id not in kept and not c.is_ended]
-        idle = [state for state in candidates if state.last_seq <= self.collected_seq]
-        victims = self._enough(idle, groups, places, reused)
-        if victims is None:
-            giving_way = self._enough([*self._draining, *candidates], groups, places, reused)
-            moves.withheld.update(state.request_id for state in giving_way or ())
-            return False
-        for state in victims:
+        choice = choose(need, self._draining, candidates, self.collected_seq, self.blocks)
+        for state in choice.victims:
             self._preempt(moves, state)
-        return True
-
-    def _enough(
-        self, states: Sequence[RequestState], groups: int, places: int, reused: frozenset[int]
-    ) -> Sequence[RequestState] | None:
-        """The fewest of `states`, from the first on, that alone hold so many groups and places; None when all do not."""
-        returned: dict[int, int] = {}
-        for number, state in enumerate(states, 1):
-            for group in state.block_groups:
-                returned[group] = returned.get(group, 0) + 1
-                groups -= returned[group] == self.blocks.references(group) and group not in reused
-            places -= 1
-            if groups <= 0 and places <= 0:
-                return states[:number]
-        return None
+        moves.withheld.update(state.request_id for state in choice.withheld)
+        return bool(choice.victims)
 
     def _preempt(self, moves: Moves, state: RequestState) -> None:
         """Take everything from a request and put it back among the waiting, with its generated tokens kept.
@@ -219,17 +185,17 @@ class Residents:
         Its unfinished chunks are begun again in any case. Under `swap` the rest of its K/V goes to host memory, or is computed
         again when there is no room for it.
         """
-        self._forget_unfinished(state)
+        self.hidden_rows -= state.prompt.num_resident_rows
+        state.prompt.rewind()
         count = self.blocks.groups_for(state.num_stored_positions)
-        swaps = self._preemption == "swap" and (self._swap_limit is None or self.num_swapped_groups + count <= self._swap_limit)
+        swaps = self._parking.can_swap(count)
         groups = tuple(state.block_groups[:count]) if swaps else ()
         if swaps:
-            self.num_swapped_groups += count
-            moves.swapped_bytes += count * self._group_bytes + self._row_bytes
+            moves.swapped_bytes += self._parking.swap_bytes(count)
         else:
             state.start_again(self._prompt_progress(state.request.prompt_tokens + state.num_output_tokens, 0))
         moves.preemptions.append(Preemption(state.request_id, state.ring_id, swaps, groups))
-        self._parked[state.request_id] = Parked(state, count if swaps else None)
+        self._parking.park(state, count if swaps else None)
         self._give_back(state)
         self.waiting.push(state.request)
         self._may_admit = True
@@ -237,15 +203,14 @@ class Residents:
     def _start(self, moves: Moves, request: Request) -> None:
         """Give `request` its blocks and a ring, and let it run from its beginning or from where it gave way."""
         reused = self._reusable(request)
-        parked = self._parked.pop(request.request_id, None)
+        parked = self._parking.take(request.request_id)
         positions = request.num_kv_positions
         swapped = 0
         if parked is not None and parked.num_swapped_groups is not None:
             state = parked.state
             swapped = parked.num_swapped_groups
-            self.num_swapped_groups -= swapped
             state.num_published = 0
-            moves.swapped_bytes += swapped * self._group_bytes + self._row_bytes
+            moves.swapped_bytes += self._parking.swap_bytes(swapped)
         else:
             prompt_tokens = request.prompt_tokens if parked is None else parked.state.prompt_tokens
             prompt = self._prompt_progress(prompt_tokens, len(reused) * self.blocks.block_size)
@@ -275,10 +240,6 @@ class Residents:
         if self.prefixes.publish(state, end) and len(self.waiting):
             self._may_admit = True
 
-    def _forget_unfinished(self, state: RequestState) -> None:
-        self.hidden_rows -= state.prompt.num_resident_rows
-        state.prompt.rewind()
-
     def cancel(self, request_id: int) -> RequestState | None:
         """End a waiting, parked or running request; return its state, None when it never ran."""
         state = self.running.get(request_id)
@@ -288,11 +249,10 @@ class Residents:
             return state
         self.waiting.withdraw(request_id)
         self._may_admit = True
-        parked = self._parked.pop(request_id, None)
+        parked = self._parking.take(request_id)
         if parked is None:
             self.prefixes.forget(request_id)
             return None
-        self.num_swapped_groups -= parked.num_swapped_groups or 0
         self._forget(request_id)
         return parked.state
 
@@ -309,7 +269,7 @@ class Residents:
     def collected(self, seq: int) -> None:
         """Batch `seq` is collected: whoever it touched last may give way now."""
         self.collected_seq = seq
-        if self._by_priority and self._preemption != "off" and len(self.waiting):
+        if self._yields_to_priority and len(self.waiting):
             self._may_admit = True
 
     def release_drained(self) -> None:
@@ -370,10 +330,10 @@ class Residents:
         return {
             "requests running": len(self.running),
             "requests waiting": len(self.waiting),
-            "requests parked": len(self._parked),
+            "requests parked": len(self._parking),
             "batches in flight": num_in_flight,
             "blocks held": self.blocks.used_blocks,
             "ring slots held": self.rings.used_slots,
             "hidden rows held": self.hidden_rows,
-            "groups in host memory": self.num_swapped_groups,
+            "groups in host memory": self._parking.num_swapped_groups,
         }

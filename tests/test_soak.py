@@ -1,0 +1,59 @@
+"""A long bad day, shortened: whatever the scheduler holds is of requests that are there, so more requests leave no more behind.
+
+The whole of it, 100,000 requests of a recorded trace, is `sim/configs/soak.yaml`.
+"""
+
+import gc
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+from policies.config import parse_config
+from policies.core.arrivals import Arrivals
+from policies.core.engine import Engine
+from policies.core.runlog import RunLog
+from sim.backend import SimBackend
+from sim.run import Simulation
+
+SCHEDULER = [tracemalloc.Filter(True, "*/policies/core/*"), tracemalloc.Filter(False, "*/policies/core/engine.py"),
+             tracemalloc.Filter(False, "*/policies/core/runlog.py")]  # fmt: skip
+"""All of the core but the two files that write the records, which a run keeps: a request's story and the times of its tokens."""
+
+
+def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
+    """What the scheduler's code has allocated and not freed when a run has ended, and how its requests ended."""
+    raw = {
+        "policy": "wcpb", "device": "roofline:h200",
+        "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 512, "prefill_chunk_size": 128, "admission": "priority"},
+        "cache": {"num_blocks": 400, "allocation": "incremental", "preemption": "swap", "prefix_caching": True},
+        "workload": {
+            "kind": "synthetic", "num_requests": num_requests, "prompt_tokens": [300, 90, 700, 40], "output_tokens": [9, 20, 4],
+            "arrival": {"process": "poisson", "rate": 90},
+            "patience_ms": {"distribution": "lognormal", "median": 400, "sigma": 1.2},
+            "shared_prefix": {"groups": 30, "tokens": 64},
+        },
+    }  # fmt: skip
+    simulation = Simulation.prepare(parse_config(raw, Path(), "test"))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        scheduler = simulation.scheduler()
+        workload = simulation.workload
+        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), RunLog(), workload.patience_ns)
+        SimBackend(engine, simulation.latency, workload.oracle).run()
+        gc.collect()
+        held = tracemalloc.take_snapshot().filter_traces(SCHEDULER)
+    finally:
+        tracemalloc.stop()
+    scheduler.check_drained()
+    ends = Counter(record.status.value for record in engine.log.records.values())
+    ends["preemptions"] = sum(record.preemptions for record in engine.log.records.values())
+    return sum(trace.size for trace in held.traces), ends
+
+
+def test_three_times_the_requests_leave_nothing_more_behind() -> None:
+    short, _ = bytes_left_behind(300)
+    long, ends = bytes_left_behind(900)
+    assert ends["finished"] + ends["cancelled"] == 900
+    assert min(ends["finished"], ends["cancelled"], ends["preemptions"]) > 30
+    assert long < short + 8_000, f"{long - short} bytes more after 600 requests more"
