@@ -26,7 +26,7 @@ RUNS = [
     for run in find_runs(PACKS)[0]
     if run.has_logs and run.config["workload"]["kind"] == "preset" and not run.summary["graph_captures"]
 ]
-"""With a log and with arrivals that need no file; a graph that was captured in the middle is launching, which no log tells apart."""
+"""With a log, and arrivals that need no file; a graph captured in the middle is launching time, which no log tells apart."""
 DEVIATION = 0.03
 """Of the whole run; its worst is a run of many short batches, which the host limits. Most come within 0.003."""
 
