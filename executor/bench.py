@@ -88,6 +88,7 @@ def time_cases(session: Session, cases: Sequence[Case]) -> list[Timing]:
     """
     if session.facts is None:
         raise InputError(f"bench: {session.card} has no ceilings in policies/devices.yaml; add its bandwidth and peak there")
+    session.programs.eager_uses = 0
     pools, shape = session.pools, session.shape
     for pool in (pools.kv.k, pools.kv.v):
         for layer in pool:

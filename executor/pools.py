@@ -25,7 +25,7 @@ class Pools:
 
     `host_groups` is numpy's view of `staged_groups`, which is pinned on CUDA. A row of it is rewritten when its ring has a new
     owner, which is after every batch of the old one was collected: the copy that read the row has long run. What an exit gate knows
-    of a ring's token (`survival`, `left`) belongs to its hidden row: a request that comes back in another ring must bring both along.
+    of a ring's token (`survival`, `left`) belongs to its hidden row: a request that comes back in another ring must bring both.
     """
 
     kv: KVPools

@@ -6,6 +6,7 @@ query-tile class, loops, exit gate. The metadata buffer holds the rest.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +27,9 @@ BUCKETS = (
     2048,
 )  # fmt: skip
 """Row counts that batches are padded to. Dense where a step of the linear layers costs time, multiples of their tiles above."""
+
+EAGER_USES = 16
+"""A capture stops a run for 40 to 110 ms on an H200, an eager batch takes 3 to 10 ms more than a graph: by then they are even."""
 
 
 class ProgramKey(NamedTuple):
@@ -56,7 +60,8 @@ class Programs:
     """Builds and runs the programs of one model over one set of pools.
 
     `inflight` batches may be enqueued before one is collected: host buffers are one more, used in turn, so the next is always free.
-    `use_graphs` captures every program the first time it runs (CUDA only); one that there is no memory to capture runs eagerly.
+    `use_graphs` captures programs (CUDA only): those of `warm_up` at once, any other once it has run eagerly `eager_uses` times.
+    One that there is no memory to capture runs eagerly for good.
     `after_loop(depth_offset, hidden)` is called after every loop, which only eager programs can do: for diagnostics.
     """
 
@@ -99,6 +104,9 @@ class Programs:
         self._graphs: dict[ProgramKey, torch.cuda.CUDAGraph] = {}
         self._use_graphs = use_graphs
         self._after_loop = after_loop
+        self.eager_uses = EAGER_USES
+        """Set to 0 where only graphs are to be timed."""
+        self._times_run: Counter[ProgramKey] = Counter()
         self.uncaptured: set[ProgramKey] = set()
         """Programs that run eagerly, because there was no memory to capture them."""
         self.graph_hits = self.graph_captures = self.eager_runs = 0
@@ -123,23 +131,30 @@ class Programs:
             key = ProgramKey("coda-exits" if batch.exit_depths else "coda", rows, 0, 0)
         else:
             key = ProgramKey("prelude", rows, 0, 0)
-        graph = self._graph_of(key, bucket)
+        graph = self._graph_of(key)
         if graph is None:
             self.eager_runs += 1
             self._body(key, bucket)
         else:
             graph.replay()
 
-    def _graph_of(self, key: ProgramKey, bucket: Bucket) -> torch.cuda.CUDAGraph | None:
-        """The graph of `key`, captured the first time; None without graphs, and when there was no memory to capture this one."""
-        if not self._use_graphs or key in self.uncaptured:
+    def _graph_of(self, key: ProgramKey) -> torch.cuda.CUDAGraph | None:
+        """The graph to replay for `key`, captured when it has earned it; None when it must run eagerly."""
+        if not self._use_graphs:
             return None
         graph = self._graphs.get(key)
         if graph is not None:
             self.graph_hits += 1
             return graph
+        self._times_run[key] += 1
+        return self._try_capture(key) if self._times_run[key] > self.eager_uses else None
+
+    def _try_capture(self, key: ProgramKey) -> torch.cuda.CUDAGraph | None:
+        """The new graph of `key`; None when there is no memory for it, now or an earlier time."""
+        if key in self.uncaptured:
+            return None
         try:
-            return self._capture(key, bucket)
+            return self._capture(key, self.bucket_for(key.bucket))
         except torch.OutOfMemoryError:
             self.uncaptured.add(key)
             return None
@@ -236,7 +251,7 @@ class Programs:
 
     def warm_up(self, longest_range: int, exits: ExitRule, gate: GateRule | None) -> None:
         """Make the programs that batches of ranges up to `longest_range` rows commonly need, for every bucket: one loop, all,
-        and as many as decode rows run before they may leave."""
+        and as many as decode rows run before they may leave. Decode rows alone may have any number of loops left."""
         num_loops, decode_loops = self._model.shape.num_loops, exits.boundary(0)
         classes = self._model.ops.tile_classes
         largest = next((rows for rows in classes if rows >= longest_range), classes[-1])
@@ -248,11 +263,12 @@ class Programs:
             keys += [ProgramKey("recurrent", size, tiles[0], decode_loops, gate), ProgramKey("prelude", size, 0, 0)]
             if size <= len(self._tokens):
                 keys.append(ProgramKey("coda", size, 0, 0))
+                keys += [ProgramKey("recurrent", size, tiles[0], loops) for loops in range(2, num_loops)]
                 if exits.min_loops < num_loops and self._pools.kv.planes > 1:
                     keys.append(ProgramKey("coda-exits", size, 0, 0))
             for key in dict.fromkeys(keys):
                 if self._use_graphs and key not in self._graphs:
-                    self._graph_of(key, bucket)
+                    self._try_capture(key)
                 elif not self._use_graphs:
                     bucket.meta.buffer.copy_(self._no_rows(bucket))
                     self._body(key, bucket)

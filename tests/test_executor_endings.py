@@ -3,6 +3,7 @@
 import csv
 import io
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from executor_runs import config_of, delivered, run_on, session_of  # noqa: E402
 from executor.errors import RunError  # noqa: E402
 from executor.kernels.meta import HostMeta  # noqa: E402
 from executor.packing import BatchPacker  # noqa: E402
-from executor.programs import Programs  # noqa: E402
+from executor.programs import EAGER_USES, ProgramKey, Programs  # noqa: E402
 from executor.runner import Launched  # noqa: E402
 from executor.session import Session  # noqa: E402
 from policies.core.batch import ExecutionBatch  # noqa: E402
@@ -96,6 +97,36 @@ def test_a_program_without_memory_for_its_graph_runs_eagerly_and_the_summary_say
     assert len(tried) == len(set(tried)) == len(session.programs.uncaptured) > 3
     assert f"{len(tried)} programs run eagerly, there was no memory to capture their CUDA graphs" in " ".join(done.summary["notes"])
     assert not any("eagerly" in note for note in expected.summary["notes"])
+
+
+def test_a_program_that_was_not_warmed_up_runs_eagerly_until_its_graph_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of()
+    expected = run_on(session, tmp_path / "eager")
+    programs = session.programs
+
+    class Graph:
+        def __init__(self, key: ProgramKey) -> None:
+            self.key = key
+
+        def replay(self) -> None:
+            replayed[self.key] += 1
+            programs._body(self.key, programs.bucket_for(self.key.bucket))
+
+    def capture(self: Programs, key: ProgramKey, bucket: object) -> Graph:
+        self._graphs[key] = graph = Graph(key)  # type: ignore[assignment]
+        return graph
+
+    replayed: Counter[ProgramKey] = Counter()
+    monkeypatch.setattr(Programs, "_capture", capture)
+    monkeypatch.setattr(programs, "_use_graphs", True)
+    done = run_on(session, tmp_path / "run")
+    assert done.against(expected).is_identical
+    uses = programs._times_run
+    assert uses and max(uses.values()) <= EAGER_USES + 1
+    assert done.summary["eager_batches"] == sum(min(count, EAGER_USES) for count in uses.values())
+    assert done.summary["eager_batches"] + replayed.total() == done.summary["num_batches"]
 
 
 def test_the_audit_stops_a_run_at_an_injected_wrong_slot(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ class Measurement:
             for layer in pool:
                 layer.normal_()
         pools.hidden.normal_()
+        session.programs.eager_uses = 0
         self._session = session
         self.is_stopped = is_stopped
         self._rng = random.Random(seed)
