@@ -1,22 +1,32 @@
 """The address audit: every row's addresses recomputed from first principles and compared with what the packer wrote.
 
-Independent of `executor.packing` and of how the work list is made: it starts from the batch, the block groups that admission gave
-and the prompt, and walks token by token. Covers what a row is read from and written to, and every K/V tile that attention reads.
+Independent of `executor.packing` and of how the work list is made: it starts from the batch, the prompts and what changed hands,
+and walks token by token. Covers what a row is read from and written to, and every K/V tile that attention reads.
 Slow; for tests and `--audit`.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from executor.errors import AuditError
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HEADER_ROWS, HostMeta
 from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, TILES_PER_SPLIT
-from executor.packing import RunningRequest
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.batch import ExecutionBatch, Handover, ScheduledRange, Stage
 
 SCALAR_FIELDS = ("slots", "token_ids", "sampled_rows", "source_rows", "target_rows")
 LOOP_FIELDS = ("positions", "gates")
+
+
+@dataclass(slots=True)
+class Seat:
+    """What a running request holds, as the handovers say."""
+
+    ring_id: int
+    block_groups: tuple[int, ...]
+    prompt: np.ndarray  # [prompt_tokens] int32, kept output tokens at its end
 
 
 class AddressAudit:
@@ -45,17 +55,25 @@ class AddressAudit:
         self._ring_rows = ring_rows
         self._groups = groups
         self._has_gate = has_gate
+        self._seats: dict[int, Seat] = {}
         self.rows_checked = 0
 
-    def check(
-        self, batch: ExecutionBatch, host: HostMeta, requests: Mapping[int, RunningRequest], surplus: frozenset[int] = frozenset()
-    ) -> None:
+    def hand_over(self, handover: Handover, prompts: Mapping[int, np.ndarray]) -> None:
+        """Take note of what changes hands before the next batch; `prompts` has those of the requests that are let in."""
+        for request_id in (*handover.released, *(item.request_id for item in handover.preemptions)):
+            self._seats.pop(request_id, None)
+        for item in handover.allocations:
+            self._seats[item.request_id] = Seat(item.ring_id, item.block_groups, prompts[item.request_id])
+        for growth in handover.growths:
+            self._seats[growth.request_id].block_groups += growth.block_groups
+
+    def check(self, batch: ExecutionBatch, host: HostMeta, surplus: frozenset[int] = frozenset()) -> None:
         """Raise `AuditError` at the first address that differs; decode rows of the requests in `surplus` write nothing."""
         fields = SCALAR_FIELDS + (LOOP_FIELDS if batch.loop_count else ())
         found = {name: getattr(host, name).tolist() for name in fields}
         row = 0
         for item in batch.ranges:
-            request = requests[item.request_id]
+            request = self._seats[item.request_id]
             for position in range(item.token_start, item.token_end):
                 expected = self._expected(batch, item, request, position)
                 if item.stage is Stage.RECURRENT and item.request_id in surplus:
@@ -70,10 +88,10 @@ class AddressAudit:
         if batch.loop_count:
             if host.header[HEADER_ROWS] != row:
                 raise AuditError(f"batch {batch.seq}: its header counts {host.header[HEADER_ROWS]} rows, it has {row}")
-            self._check_reads(batch, host, requests)
+            self._check_reads(batch, host)
         self.rows_checked += row
 
-    def _expected(self, batch: ExecutionBatch, item: ScheduledRange, request: RunningRequest, position: int) -> dict[str, int]:
+    def _expected(self, batch: ExecutionBatch, item: ScheduledRange, request: Seat, position: int) -> dict[str, int]:
         expected = self._hidden_rows(batch, item.stage, item.depth, item.embeds, request, position)
         plane = self._plane(item) if batch.loop_count else item.depth - 1 if batch.exit_depths else -1
         group = request.block_groups[position // self._block_size]
@@ -88,7 +106,7 @@ class AddressAudit:
         return item.depth if self._planes > 1 else 0
 
     def _hidden_rows(
-        self, batch: ExecutionBatch, stage: Stage, depth: int, embeds: bool, request: RunningRequest, position: int
+        self, batch: ExecutionBatch, stage: Stage, depth: int, embeds: bool, request: Seat, position: int
     ) -> dict[str, int]:
         first = request.ring_id * (self._ring_rows + 1)
         decode_row = first + self._ring_rows
@@ -106,7 +124,7 @@ class AddressAudit:
         token = int(request.prompt[position]) if embeds else -1
         return {"token_ids": token, "sampled_rows": -1, "source_rows": -1 if embeds else ring_row, "target_rows": target}
 
-    def _check_reads(self, batch: ExecutionBatch, host: HostMeta, requests: Mapping[int, RunningRequest]) -> None:
+    def _check_reads(self, batch: ExecutionBatch, host: HostMeta) -> None:
         """Every row reads the history [0, position] of its own request and plane once, through a table that names its blocks."""
         work_of: dict[int, list[list[int]]] = {}
         for work in host.items[: host.header[HEADER_ITEMS]].tolist():
@@ -116,10 +134,10 @@ class AddressAudit:
         partials: set[int] = set()
         row = 0
         for item in batch.ranges:
-            request = requests[item.request_id]
+            request = self._seats[item.request_id]
             table = tuple(self._groups[request.ring_id, : len(request.block_groups)].tolist())
             if table != request.block_groups:
-                sentence = f"the device's table names groups {table}, admission gave {request.block_groups}"
+                sentence = f"the device's table names groups {table}, the handovers gave {request.block_groups}"
                 raise self._error(batch, item, item.token_start, sentence)
             for position in range(item.token_start, item.token_end):
                 works = sorted(work_of.pop(row, []), key=lambda work: work[5])

@@ -12,7 +12,7 @@ import numpy as np
 
 from executor.runner import Launched, Runner
 from executor.timeline import Timeline
-from policies.core.batch import ExecutionBatch, Stage
+from policies.core.batch import Allocation, ExecutionBatch, Stage
 from policies.core.engine import Engine, advance
 from policies.core.events import Completion, Event, Submit, Tick
 from policies.core.limit import Roofline
@@ -26,7 +26,7 @@ LONGEST_SLEEP_NS = 50_000_000
 
 
 class Observer(Protocol):
-    """Sees batches as they are launched and collected; for diagnostics and progress displays."""
+    """Sees batches as they are launched, after what changes hands, and as they are collected; for diagnostics and displays."""
 
     def launching(self, batch: ExecutionBatch) -> None: ...
 
@@ -86,15 +86,23 @@ class DeviceBackend:
             command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch, select_ns: int, answered_ns: int) -> Tick:
-        records = self._engine.log.records
-        prompts = {item.request_id: self._make_prompt(records[item.request_id].request) for item in batch.allocations}
+        self._runner.hand_over(batch.handover, {item.request_id: self._prompt(item) for item in batch.allocations})
         for observer in self._observers:
             observer.launching(batch)
         rule = self._engine.scheduler.exits
-        self._runner.launch(batch, prompts, surplus_rows(batch, rule, self._exits) if self._exits else frozenset())
+        self._runner.launch(batch, surplus_rows(batch, rule, self._exits) if self._exits else frozenset())
         now_ns = self._timeline.now_ns()
         self._host_ns[batch.seq] = (select_ns, now_ns - answered_ns)
         return Tick(max(now_ns, self._engine.now_ns))
+
+    def _prompt(self, allocation: Allocation) -> np.ndarray:
+        """What a request that is let in runs as its prompt. Kept output tokens are on the host: nothing of it was in flight."""
+        request = self._engine.log.records[allocation.request_id].request
+        prompt = self._make_prompt(request)
+        if not allocation.num_kept_tokens:
+            return prompt
+        kept = self.tokens[request.request_id][: allocation.num_kept_tokens]
+        return np.concatenate((prompt, np.array(kept, dtype=prompt.dtype)))
 
     def _wait(self, until_ns: int | None) -> Event:
         runner, timeline = self._runner, self._timeline
@@ -132,7 +140,9 @@ class DeviceBackend:
         if self._exits:
             exits = early_exits(batch, self._engine.scheduler.exits, self._exits)
         select_ns, host_ns = self._host_ns.pop(batch.seq)
-        limit_ns = int(sum(self._roofline.parts(batch))) if self._roofline else 0
+        limit_ns = 0
+        if self._roofline is not None:
+            limit_ns = int(sum(self._roofline.parts(batch))) + self._roofline.device.transfer_ns(batch.handover.swapped_bytes)
         return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits)
 
 

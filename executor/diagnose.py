@@ -19,6 +19,7 @@ from executor.runner import Launched
 from executor.session import Session
 from policies.config import RunConfig
 from policies.core.batch import PROMPT_STAGES, ExecutionBatch
+from policies.core.errors import InputError
 
 
 class HiddenTrace:
@@ -68,8 +69,12 @@ class Differences:
 def diagnose(config: RunConfig, against: RunConfig, device: str, out: Path | None = None, audit: bool = False) -> Differences:
     """Run both configs on one session and compare all prompt hidden states. The configs may differ in policy and scheduler only.
 
-    The run directories are `one` and `other` below `out`, or the default ones.
+    The run directories are `one` and `other` below `out`, or the default ones. Raises `InputError` when a prompt may run twice.
     """
+    if config.cache.preemption != "off":
+        raise InputError(
+            f"{config.where}: cache.preemption: {config.cache.preemption}: diagnose compares prompts that run once, expected off"
+        )
     traces = [HiddenTrace(), HiddenTrace()]
     active = traces[0]
 

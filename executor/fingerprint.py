@@ -31,7 +31,7 @@ class Fingerprints:
         self._pools = pools
         self._runner: Runner | None = None
         self._kv: dict[int, torch.Tensor] = {}
-        self._hidden: dict[int, list[torch.Tensor]] = {}
+        self._hidden: dict[int, dict[int, torch.Tensor]] = {}
 
     def attach(self, runner: Runner) -> None:
         self._runner = runner
@@ -44,7 +44,7 @@ class Fingerprints:
         for item in batch.ranges:
             request = self._runner.requests[item.request_id]
             state = self._pools.hidden[self._pools.decode_row(request.ring_id)]
-            self._hidden.setdefault(item.request_id, []).append(checksum(state))
+            self._hidden.setdefault(item.request_id, {})[item.token_start] = checksum(state)
 
     def collected(self, launched: Launched, stops: frozenset[int]) -> None:
         """Fingerprint the K/V of the requests that end, while their blocks are theirs; forget states behind surplus tokens."""
@@ -52,13 +52,15 @@ class Fingerprints:
         for item in launched.batch.ranges:
             if item.request_id in stops:
                 request = self._runner.requests[item.request_id]
-                self._kv[item.request_id] = self._kv_checksums(request, item.token_start + 1)
-                del self._hidden[item.request_id][item.token_start - len(request.prompt) + 2 :]
+                last = item.token_start
+                self._kv[item.request_id] = self._kv_checksums(request, last + 1)
+                states = self._hidden[item.request_id]
+                self._hidden[item.request_id] = {position: state for position, state in states.items() if position <= last}
 
     def finish(self) -> dict[int, Fingerprint]:
         """The fingerprints by request id; waits for the device."""
         return {
-            request_id: Fingerprint(self._kv[request_id].tolist(), [int(value) for value in self._hidden[request_id]])
+            request_id: Fingerprint(self._kv[request_id].tolist(), [int(state) for state in self._hidden[request_id].values()])
             for request_id in sorted(self._kv)
         }
 

@@ -23,9 +23,8 @@ MEMORY_FRACTION = 0.9
 class Pools:
     """Tensors that outlive a batch, and the host's copy of the block-group table.
 
-    `host_groups` is numpy's view of `staged_groups`, which is pinned on CUDA. A row of it is rewritten when its ring has a new
-    owner, which is after every batch of the old one was collected: the copy that read the row has long run. What an exit gate knows
-    of a ring's token (`survival`, `left`) belongs to its hidden row: a request that comes back in another ring must bring both.
+    What an exit gate knows of a ring's token (`survival`, `left`) belongs to its hidden row: a request that comes back in another
+    ring brings both.
     """
 
     kv: KVPools
@@ -33,7 +32,6 @@ class Pools:
     sampled: torch.Tensor  # [num_rings + 1] int32, the last token of every ring; the extra entry takes padding rows' tokens
     survival: torch.Tensor  # [num_rings] float32, product of what the exit gate left a ring's token so far
     left: torch.Tensor  # [num_rings] int32, 1 where a ring's token has left the loop early by its gate
-    staged_groups: torch.Tensor  # [num_rings, groups_per_ring] int32, on the host
     host_groups: np.ndarray  # [num_rings, groups_per_ring] int32
     ring_rows: int
 
@@ -59,15 +57,13 @@ class Pools:
         hidden_bytes = num_rings * (ring_rows + 1) * shape.hidden_size * dtype.itemsize
         check_memory(device, kv_bytes + hidden_bytes, f"a KV pool of {num_blocks} blocks and {num_rings} hidden rings")
         kv = KVPools.allocate(shape, num_blocks, block_size, planes, num_rings, groups_per_ring, dtype, device)
-        staged_groups = torch.zeros((num_rings, groups_per_ring), dtype=torch.int32, pin_memory=device.type == "cuda")
         return cls(
             kv=kv,
             hidden=torch.zeros((num_rings * (ring_rows + 1), shape.hidden_size), dtype=dtype, device=device),
             sampled=torch.zeros(num_rings + 1, dtype=torch.int32, device=device),
             survival=torch.ones(num_rings, dtype=torch.float32, device=device),
             left=torch.zeros(num_rings, dtype=torch.int32, device=device),
-            staged_groups=staged_groups,
-            host_groups=staged_groups.numpy(),
+            host_groups=np.zeros((num_rings, groups_per_ring), dtype=np.int32),
             ring_rows=ring_rows,
         )
 
@@ -85,9 +81,20 @@ class Pools:
 
     def admit(self, allocation: Allocation) -> None:
         """Write the block groups of a newly admitted request into its ring's row of the table, on both sides."""
-        ring_id, count = allocation.ring_id, len(allocation.block_groups)
-        self.host_groups[ring_id, :count] = allocation.block_groups
-        self.kv.groups[ring_id, :count].copy_(self.staged_groups[ring_id, :count], non_blocking=True)
+        self.write_groups(allocation.ring_id, 0, allocation.block_groups)
+
+    def write_groups(self, ring_id: int, first_group: int, groups: tuple[int, ...]) -> None:
+        """Write `groups` into a ring's row of the table from place `first_group` on: at once on the host, in turn on the device.
+
+        Every copy has a pinned buffer of its own: an earlier one of the same ring may not have run yet. PyTorch gives a buffer out
+        again once the device is past the copy that read it.
+        """
+        table = self.kv.groups
+        end = first_group + len(groups)
+        self.host_groups[ring_id, first_group:end] = groups
+        staged = torch.empty(table.shape[1], dtype=torch.int32, pin_memory=table.is_cuda)[: len(groups)]
+        staged.numpy()[:] = groups
+        table[ring_id, first_group:end].copy_(staged, non_blocking=True)
 
 
 def blocks_that_fit(

@@ -81,7 +81,14 @@ def execute(
         with RunProgress(len(workload.requests), identity.directory_name) as progress, CtrlC() as ctrl_c, few_collections():
             timeline = make_timeline(session.device)
             runner = Runner(
-                session.model, session.pools, session.programs, timeline, config.seed, address_audit, session.gate(config.exit)
+                session.model,
+                session.pools,
+                session.programs,
+                timeline,
+                config.seed,
+                address_audit,
+                session.gate(config.exit),
+                session.swap,
             )
             if fingerprints is not None:
                 fingerprints.attach(runner)
@@ -118,6 +125,7 @@ def execute(
                 **session.facts_for_summary(),
                 "versions": versions(),
                 **{name: value - before[name] for name, value in session.programs.counters().items()},
+                "swap_s": runner.swap_ns / 1e9,
                 "padded_row_fraction": runner.padded_row_fraction(),
                 "audited_rows": address_audit.rows_checked if address_audit else None,
                 **ending.as_summary(),

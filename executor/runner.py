@@ -1,7 +1,8 @@
 """Runs batches on the device, in order, and says what came of them. Never waits for the device except when asked to collect.
 
-One `launch` is: write new block tables, pack metadata into a free host buffer, one copy, one graph (or eager program), for CODA a
-copy of the tokens back. Sampled tokens stay on the device for the next prelude; the host reads them when the batch is collected.
+What changes hands comes first (`hand_over`): K/V to host memory, block tables, K/V from host memory. One `launch` is: pack
+metadata into a free host buffer, one copy, one graph (or eager program), for CODA a copy of the tokens back. Sampled tokens stay on
+the device for the next prelude; the host reads them when the batch is collected.
 """
 
 from collections import deque
@@ -19,24 +20,30 @@ from executor.model.sampling import row_seed
 from executor.packing import BatchPacker, RunningRequest
 from executor.pools import Pools
 from executor.programs import Programs
+from executor.swap import SwapSpace
 from executor.timeline import Mark, Timeline
-from policies.core.batch import ExecutionBatch, Stage
+from policies.core.batch import ExecutionBatch, Handover, Stage
 
 
 @dataclass(slots=True)
 class Launched:
     """A batch that has been handed to the device. `tokens` is its CODA output on the host, `decisions` what an exit gate said of
-    each row; both are valid once `end` has passed."""
+    each row; both are valid once `end` has passed. `swapped` is where copies from and to host memory, which it begins with, end."""
 
     batch: ExecutionBatch
     start: Mark
+    swapped: Mark | None
     end: Mark
     tokens: torch.Tensor | None
     decisions: torch.Tensor | None
 
 
 class Runner:
-    """Owns the launch order of one run. `gate` decides after every loop which tokens leave early (None: no gate is asked)."""
+    """Owns the launch order of one run.
+
+    `gate` decides after every loop which tokens leave early (None: no gate is asked); `swap` is where requests that give way go
+    (None: none is swapped).
+    """
 
     def __init__(
         self,
@@ -47,6 +54,7 @@ class Runner:
         seed: int,
         audit: AddressAudit | None = None,
         gate: GateRule | None = None,
+        swap: SwapSpace | None = None,
     ) -> None:
         self._model = model
         self._pools = pools
@@ -55,6 +63,9 @@ class Runner:
         self._seed = seed
         self._audit = audit
         self._gate = gate
+        self._swap = swap
+        if swap is not None:
+            swap.clear()
         ops = model.ops
         shape = model.shape
         self._packer = BatchPacker(
@@ -65,29 +76,57 @@ class Runner:
         )
         self.requests: dict[int, RunningRequest] = {}
         self.launched: deque[Launched] = deque()
+        self.swap_ns = 0
+        """Device time of collected batches that went to copies from and to host memory."""
+        self._swap_marks: tuple[Mark, Mark] | None = None
         self._rows = self._padded_rows = 0
 
-    def launch(self, batch: ExecutionBatch, prompts: Mapping[int, np.ndarray], surplus: frozenset[int] = frozenset()) -> None:
-        """Hand `batch` to the device. `prompts` has the prompts of the requests that it admits; decode rows of the requests in
-        `surplus` are known to have left the loop and leave no trace."""
-        for request_id in batch.handover.released:
+    def hand_over(self, handover: Handover, prompts: Mapping[int, np.ndarray]) -> None:
+        """Enqueue what changes hands before the batch that is launched next.
+
+        `prompts` has the tokens that each admitted request runs as its prompt: kept output tokens are its end.
+        """
+        for request_id in (*handover.released, *(item.request_id for item in handover.preemptions)):
             self.requests.pop(request_id, None)
-        for allocation in batch.allocations:
-            prompt = prompts[allocation.request_id]
-            self.requests[allocation.request_id] = RunningRequest(
-                allocation.request_id, allocation.ring_id, prompt, allocation.block_groups
-            )
+        if self._audit is not None:
+            self._audit.hand_over(handover, prompts)
+        start = self._timeline.mark() if handover.swapped_bytes else None
+        if self._swap is not None:
+            self._swap_out(self._swap, handover)
+        for allocation in handover.allocations:
+            request_id, groups, ring_id, *_ = allocation
+            self.requests[request_id] = RunningRequest(request_id, ring_id, prompts[request_id], groups)
             self._pools.admit(allocation)
+        for growth in handover.growths:
+            request = self.requests[growth.request_id]
+            request.block_groups += growth.block_groups
+            self._pools.write_groups(request.ring_id, growth.first_group, growth.block_groups)
+        if self._swap is not None:
+            for allocation in handover.allocations:
+                if allocation.request_id in self._swap:
+                    self._swap.bring_back(allocation.request_id, allocation.ring_id)
+        self._swap_marks = (start, self._timeline.mark()) if start is not None else None
+
+    def _swap_out(self, swap: SwapSpace, handover: Handover) -> None:
+        for request_id in handover.released:
+            swap.forget(request_id)
+        for item in handover.preemptions:
+            if item.is_swapped:
+                swap.take_out(item.request_id, item.ring_id, len(item.block_groups))
+
+    def launch(self, batch: ExecutionBatch, surplus: frozenset[int] = frozenset()) -> None:
+        """Hand `batch` to the device, after its `hand_over`; decode rows of the requests in `surplus` are known to have left the
+        loop and leave no trace."""
         bucket = self._programs.bucket_for(batch.rows)
         host = bucket.next_host()
         packed = self._packer.pack(host, batch, self.requests, surplus)
         if self._audit is not None:
-            self._audit.check(batch, host, self.requests, surplus)
+            self._audit.check(batch, host, surplus)
         is_coda = batch.stage is Stage.CODA
         gate = self._gate if batch.stage is Stage.RECURRENT else None
         if is_coda and self._programs.is_random:
             self._programs.set_seeds([row_seed(self._seed, item.request_id, item.token_start) for item in batch.ranges])
-        start = self._timeline.mark()
+        start, swapped = self._swap_marks or (self._timeline.mark(), None)
         bucket.meta.update(host, packed.num_words)
         self._programs.run(batch, bucket, packed.tile_rows, gate)
         tokens = self._programs.copy_tokens(batch.rows) if is_coda else None
@@ -95,7 +134,7 @@ class Runner:
         end = self._timeline.mark()
         self._rows += batch.rows
         self._padded_rows += bucket.meta.layout.max_rows
-        self.launched.append(Launched(batch, start, end, tokens, decisions))
+        self.launched.append(Launched(batch, start, swapped, end, tokens, decisions))
 
     def oldest_is_done(self) -> bool:
         """Whether the oldest launched batch has left the device."""
@@ -104,7 +143,10 @@ class Runner:
     def collect(self) -> tuple[Launched, int, int]:
         """The oldest batch, which must be done, and its device times (started_ns, finished_ns)."""
         launched = self.launched.popleft()
-        return launched, self._timeline.time_of(launched.start), self._timeline.time_of(launched.end)
+        started_ns = self._timeline.time_of(launched.start)
+        if launched.swapped is not None:
+            self.swap_ns += self._timeline.time_of(launched.swapped) - started_ns
+        return launched, started_ns, self._timeline.time_of(launched.end)
 
     def padded_row_fraction(self) -> float:
         """Of all rows that the device ran, the part that was padding up to a bucket."""

@@ -22,6 +22,7 @@ from executor.model.weights import Weights, random_weights, weight_bytes
 from executor.pools import Pools, blocks_that_fit
 from executor.programs import Programs
 from executor.source import kernel_sha256
+from executor.swap import SwapSpace
 from policies.config import RunConfig, locate
 from policies.core.errors import InputError
 from policies.core.exits import ExitRule, ExitSettings
@@ -33,7 +34,7 @@ from policies.devices import device_facts, facts_of_card
 from workloads.spec import WorkloadSpec, parse_workload
 from workloads.workload import Workload, load_workload
 
-AVAILABLE_CACHE = {"prefix_caching": False, "allocation": "full", "preemption": "off"}
+AVAILABLE_CACHE = {"prefix_caching": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Session:
                 self.dtype,
                 self.device,
             )
+            self.swap = self._swap_space()
             max_rows = max(config.scheduler.max_num_batched_tokens for config in configs)
             inflight = max(config.scheduler.inflight for config in configs)
             self.programs = Programs(
@@ -142,6 +144,16 @@ class Session:
         if self.checkpoint is None:
             return random_weights(self.shape, self.seed, self.dtype, self.device)
         return load_checkpoint(self.checkpoint, stored, self.dtype, self.device)
+
+    def _swap_space(self) -> SwapSpace | None:
+        """Host memory for what runs may swap; None when none does."""
+        limits = [run.config.cache.swap_blocks for run in self.runs if run.config.cache.preemption == "swap"]
+        if not limits:
+            return None
+        num_blocks = self.pools.kv.k.shape[1]
+        space = SwapSpace(self.pools)
+        space.reserve(max(num_blocks if limit is None else limit for limit in limits) // self.pools.kv.planes)
+        return space
 
     def gate(self, exits: ExitSettings) -> GateRule | None:
         """The exit gate's rule under these settings, None where it is not asked."""

@@ -13,7 +13,7 @@ from executor.kernels.meta import HostMeta, MetaLayout  # noqa: E402
 from executor.kernels.worklist import Packer  # noqa: E402
 from executor.packing import BatchPacker, RunningRequest  # noqa: E402
 from executor.pools import Pools  # noqa: E402
-from policies.core.batch import Allocation, ExecutionBatch, ScheduledRange, Stage  # noqa: E402
+from policies.core.batch import Allocation, ExecutionBatch, Handover, ScheduledRange, Stage  # noqa: E402
 from policies.core.model import OURO_TINY  # noqa: E402
 
 PLANES, BLOCK_SIZE, CHUNK = 4, 16, 32
@@ -30,21 +30,23 @@ class Bed:
         )
         order = np.random.default_rng(0).permutation(3 * groups_per_ring).tolist()
         self.requests = {}
+        self.audit = AddressAudit(PLANES, PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups, True)
         for at in range(3):
             groups = tuple(order[at * groups_per_ring : (at + 1) * groups_per_ring])
             prompt = np.arange(1900, dtype=np.int32) % 512
             self.requests[10 + at] = RunningRequest(10 + at, 2 - at, prompt, groups)
-            self.pools.admit(Allocation(10 + at, groups, 2 - at))
+            allocation = Allocation(10 + at, groups, 2 - at)
+            self.pools.admit(allocation)
+            self.audit.hand_over(Handover(allocations=(allocation,)), {10 + at: prompt})
         packer = Packer(self.pools.host_groups, PLANES, BLOCK_SIZE, OURO_TINY.num_heads, slots, (16, 64))
         self.packer = BatchPacker(packer, self.pools, PLANES, has_gate=True)
-        self.audit = AddressAudit(PLANES, PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups, True)
 
     def check(self, batch: ExecutionBatch, corrupt: Corrupt = lambda host: None, surplus: frozenset[int] = frozenset()) -> int:
         host = HostMeta.allocate(MetaLayout.for_rows(128), pin=False)
         host.buffer.fill_(99)
         self.packer.pack(host, batch, self.requests, surplus)
         corrupt(host)
-        self.audit.check(batch, host, self.requests, surplus)
+        self.audit.check(batch, host, surplus)
         return self.audit.rows_checked
 
 

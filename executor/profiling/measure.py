@@ -185,7 +185,7 @@ class Measurement:
             if self.is_stopped():
                 raise KeyboardInterrupt
             asked_ns = now()
-            runner.launch(batches[at], {})
+            runner.launch(batches[at])
             hosts.append((at, asked_ns, runner.launched[-1].start.made_ns, now()))
             self._num_launches += 1
             if self._num_launches % READ_EVERY == 0:
