@@ -5,10 +5,8 @@ that `after_seq` fixes (batch formed, batch collected), keeps its own account of
 event that an invariant forbids. Invariant 8 (same seed, same bytes) needs two logs and is a plain comparison.
 """
 
-import csv
-import io
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from log_holdings import Holdings
+from log_reader import Batch, Broken, Range, Rules, Track, parse_batches, parse_requests
 
 DEPTH_FREE = ("PRELUDE", "CODA", "PREFILLING_PRELUDE")
 RANGE_STAGES = {
@@ -21,212 +19,6 @@ RANGE_STAGES = {
 }
 
 
-class Broken(AssertionError):
-    """An invariant does not hold; `number` is its number in design section 2 (0: the log itself is malformed)."""
-
-    def __init__(self, number: int, sentence: str) -> None:
-        super().__init__(f"invariant {number}: {sentence}")
-        self.number = number
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the run was told. `resident_chunks` is T under a wavefront and 1 otherwise; `num_groups` is blocks in each plane.
-
-    `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, so the time of every chance to form a batch
-    is known. `outputs` is the oracle of the run; without it any number of tokens up to `max_tokens` may end a request. With early
-    exit tokens may leave after `min_loops` (None: they never decide to) and must after `max_loops` (None: all loops). `grows` is
-    incremental allocation; `watermark_groups` and `swap_groups` count groups.
-    """
-
-    num_loops: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    chunk_tokens: int
-    inflight: int
-    resident_chunks: int
-    num_groups: int
-    block_size: int
-    max_context_tokens: int = 65536
-    by_priority: bool = False
-    scan_limit: int = 16
-    max_bypasses: int = 8
-    concurrency: int | None = None
-    has_exact_times: bool = True
-    outputs: Mapping[int, int] | None = None
-    min_loops: int | None = None
-    max_loops: int | None = None
-    grows: bool = False
-    preemption: str = "off"
-    watermark_groups: int = 0
-    swap_groups: int | None = None
-    shares_prefixes: bool = False
-
-    @property
-    def last_loop(self) -> int:
-        """Loops after which every decoded token leaves at the latest."""
-        return self.max_loops or self.num_loops
-
-    @property
-    def is_under_pressure(self) -> bool:
-        """Requests may have to wait for blocks, or give way, while they run, or need fewer blocks by the time they are let in."""
-        return self.grows or self.preemption != "off" or self.shares_prefixes
-
-
-@dataclass(frozen=True)
-class Range:
-    request_id: int
-    stage: str
-    depth: int
-    start: int
-    count: int
-
-    @property
-    def is_prompt(self) -> bool:
-        return self.stage.startswith("PREFILL")
-
-
-@dataclass(frozen=True)
-class Batch:
-    seq: int
-    stage: str
-    loops: int
-    num_requests: int
-    rows: int
-    submitted_ns: int
-    started_ns: int
-    finished_ns: int
-    host_ns: int
-    collected_ns: int
-    after_seq: int
-    ranges: tuple[Range, ...]
-    allocated: Mapping[int, tuple[int, ...]]
-    exits: frozenset[int]
-    grown: Mapping[int, tuple[int, ...]]
-    preempted: Mapping[int, tuple[int, ...] | None]
-    resumed: Mapping[int, tuple[int, int]]
-    reused: Mapping[int, int]
-
-
-@dataclass(eq=False)
-class Track:
-    """One request as `requests.csv` tells it, and what the batches so far have done to it."""
-
-    request_id: int
-    arrival_ns: int
-    prompt_tokens: int
-    max_tokens: int
-    priority: int
-    status: str
-    output_tokens: int
-    first_scheduled_ns: int | None
-    finished_ns: int | None
-    reason: str
-    token_ns: tuple[int, ...]
-    preemptions: int
-    content: str
-    origin: int = 0
-    published: int = 0
-    keys: tuple[object, ...] = ()
-    staged: int = 0
-    done: list[int] = field(default_factory=list)
-    expects: str = "PROMPT"
-    position: int = 0
-    depth: int = 0
-    coda_seqs: list[int] = field(default_factory=list)
-    last_seq: int = -1
-    groups: tuple[int, ...] = ()
-    is_ended: bool = False
-    delivered: int = 0
-    kept: int = 0
-    times_preempted: int = 0
-    is_parked: bool = False
-    is_swapped: bool = False
-    swapped: int = 0
-    bypasses: int = 0
-    surplus_until: int = -1
-    undecided_until: int = -1
-
-    @property
-    def queue_order(self) -> tuple[int, int]:
-        return (self.arrival_ns, self.request_id)
-
-    @property
-    def prompt_end(self) -> int:
-        """End of what it runs as its prompt: the tokens it kept when it gave way follow the prompt proper."""
-        return self.prompt_tokens + self.kept
-
-    @property
-    def is_ready(self) -> bool:
-        """Something of it is left to schedule."""
-        return self.expects not in ("NOTHING", "DECISION") and not self.is_ended
-
-
-def parse_batches(text: str) -> list[Batch]:
-    """Every line of `batches.csv`."""
-    return [_batch(row) for row in csv.DictReader(io.StringIO(text))]
-
-
-def _batch(row: Mapping[str, str]) -> Batch:
-    ranges = []
-    for item in row["ranges"].split(" "):
-        request_id, stage, depth, start, count = item.split(":")
-        ranges.append(Range(int(request_id), stage, int(depth), int(start), int(count)))
-    preempted: dict[int, tuple[int, ...] | None] = {}
-    for item in row["preempted"].split():
-        request_id, kind, *copied = item.split(":")
-        if kind not in ("swap", "recompute"):
-            raise Broken(0, f"request {request_id} gives way by {kind}")
-        preempted[int(request_id)] = _groups(copied[0]) if kind == "swap" else None
-    resumed = {}
-    for item in row["resumed"].split():
-        request_id, kept, swapped = item.split(":")
-        resumed[int(request_id)] = (int(kept), int(swapped))
-    return Batch(
-        int(row["seq"]), row["stage"], int(row["loop_count"]), int(row["num_requests"]), int(row["rows"]), int(row["submitted_ns"]),
-        int(row["started_ns"]), int(row["finished_ns"]), int(row["select_ns"]) + int(row["host_ns"]), int(row["collected_ns"]),
-        int(row["after_seq"]), tuple(ranges), _groups_by_request(row["allocated"]), frozenset(map(int, row["exits"].split())),
-        _groups_by_request(row["grown"]), preempted, resumed,
-        {int(request_id): int(count) for request_id, count in (item.split(":") for item in row["reused"].split())},
-    )  # fmt: skip
-
-
-def _groups_by_request(text: str) -> dict[int, tuple[int, ...]]:
-    items = [item.split(":") for item in text.split()]
-    return {int(request_id): _groups(runs) for request_id, runs in items}
-
-
-def _groups(runs: str) -> tuple[int, ...]:
-    """`4-6+2` is (4, 5, 6, 2)."""
-    groups: list[int] = []
-    for run in filter(None, runs.split("+")):
-        first, _, last = run.partition("-")
-        groups.extend(range(int(first), int(last or first) + 1))
-    return tuple(groups)
-
-
-def parse_requests(text: str) -> dict[int, Track]:
-    """Every line of `requests.csv` by request id."""
-    tracks: dict[int, Track] = {}
-    for row in csv.DictReader(io.StringIO(text)):
-        track = Track(
-            int(row["request_id"]), int(row["arrival_ns"]), int(row["prompt_tokens"]), int(row["max_tokens"]), int(row["priority"]),
-            row["status"], int(row["output_tokens"]), _optional(row["first_scheduled_ns"]), _optional(row["finished_ns"]),
-            row["reason"], tuple(map(int, row["token_ns"].split())), int(row["preemptions"]),
-            row["content"],
-        )  # fmt: skip
-        if track.request_id in tracks:
-            raise Broken(7, f"request {track.request_id} has two lines")
-        if _optional(row["first_token_ns"]) != (track.token_ns[0] if track.token_ns else None):
-            raise Broken(6, f"request {track.request_id}: first_token_ns {row['first_token_ns']} is not its first token's time")
-        tracks[track.request_id] = track
-    return tracks
-
-
-def _optional(text: str) -> int | None:
-    return int(text) if text else None
-
-
 def check_log(batches_csv: str, requests_csv: str, rules: Rules) -> "Replay":
     """Verify a whole run. Raises `Broken`; returns the replay, whose counters a test may look at."""
     replay = Replay(parse_batches(batches_csv), parse_requests(requests_csv), rules)
@@ -234,23 +26,17 @@ def check_log(batches_csv: str, requests_csv: str, rules: Rules) -> "Replay":
     return replay
 
 
-class Replay:
+class Replay(Holdings):
     """The log, event by event."""
 
     def __init__(self, batches: list[Batch], tracks: dict[int, Track], rules: Rules) -> None:
-        self.batches, self.tracks, self.rules = batches, tracks, rules
+        super().__init__(tracks, rules)
+        self.batches = batches
         self.surplus_rows = 0
         self.peak_resident_chunks = 0
         self._formed_seq = self._collected_seq = -1
-        self._running: dict[int, Track] = {}
         self._arriving = [track for track in reversed(tracks.values()) if track.status != "refused"]
-        self._waiting: list[Track] = []
         self._hang_ups: list[tuple[int, int]] = []
-        self._swapped = 0
-        self.reused_groups = 0
-        self._published: dict[object, int] = {}
-        self._names: dict[object, int] = {}
-        self._content: dict[int, object] = {}
         self._clients_free = rules.concurrency if rules.concurrency is not None else len(tracks)
         for track in tracks.values():
             track.done = [0] * rules.num_loops
@@ -518,91 +304,6 @@ class Replay:
                     self._check_formed(forms, at_ns)
                     return
 
-    @property
-    def _by_priority_gives_way(self) -> bool:
-        return self.rules.by_priority and self.rules.preemption != "off"
-
-    @property
-    def _free(self) -> int:
-        return self.rules.num_groups - len(self._held)
-
-    @property
-    def _held(self) -> set[int]:
-        return {group for track in self._running.values() for group in track.groups}
-
-    def _rank(self, track: Track) -> tuple[int, int, int]:
-        return (track.priority if self.rules.by_priority else 0, *track.queue_order)
-
-    def _next_positions(self, track: Track) -> int:
-        """Positions that must have blocks before its next step."""
-        if track.expects == "PROMPT":
-            chunk = self.rules.chunk_tokens
-            return min(track.origin + ((track.done[0] - track.origin) // chunk + 1) * chunk, track.prompt_end)
-        return track.position + 1 if track.expects == "PRELUDE" else 0
-
-    def _missing(self, track: Track) -> int:
-        if not self.rules.grows:
-            return 0
-        return max(0, -(-self._next_positions(track) // self.rules.block_size) - len(track.groups))
-
-    def _check_preemptions(self, batch: Batch) -> None:
-        """Who gives way is idle, ranks last, and does so for somebody who ranks before; what it holds is free afterwards."""
-        victims = [self.tracks[request_id] for request_id in batch.preempted]
-        idle = [track for track in self._running.values() if track.last_seq <= self._collected_seq and not track.is_ended]
-        for victim in victims:
-            who = f"batch {batch.seq}: request {victim.request_id}"
-            if victim not in idle or self.rules.preemption == "off":
-                raise Broken(4, f"{who} gives way and does not run, or is still in flight, or nobody may")
-            spared = [track for track in idle if track not in victims and track.request_id not in batch.grown]
-            if any(self._rank(track) > self._rank(victim) for track in spared):
-                raise Broken(4, f"{who} gives way, and one that ranks after it does not")
-            grown = any(self._rank(self.tracks[other]) < self._rank(victim) for other in batch.grown)
-            admitted = self.rules.by_priority and any(self.tracks[other].priority < victim.priority for other in batch.allocated)
-            if not grown and not admitted:
-                raise Broken(4, f"{who} gives way for nobody")
-        for victim in victims:
-            self._give_way(victim, batch.preempted[victim.request_id], batch)
-
-    def _give_way(self, track: Track, copied: tuple[int, ...] | None, batch: Batch) -> None:
-        who = f"batch {batch.seq}: request {track.request_id}"
-        if track.expects == "PROMPT":
-            chunk = self.rules.chunk_tokens
-            stored = track.staged = track.origin + (track.done[-1] - track.origin) // chunk * chunk
-            track.done = [stored] * self.rules.num_loops
-        else:
-            stored = track.position + (track.expects != "PRELUDE")
-        count = -(-stored // self.rules.block_size)
-        limit = self.rules.swap_groups
-        swaps = self.rules.preemption == "swap" and (limit is None or self._swapped + count <= limit)
-        if copied != (track.groups[:count] if swaps else None):
-            raise Broken(4, f"{who} swaps out {copied}, expected {track.groups[:count] if swaps else 'none'}")
-        if not swaps:
-            count = 0
-            track.kept, track.expects, track.position, track.depth = track.delivered, "PROMPT", 0, 0
-            track.origin, track.staged, track.done = 0, 0, [0] * self.rules.num_loops
-        track.groups, track.is_parked, track.is_swapped, track.swapped = (), True, swaps, count
-        track.times_preempted += 1
-        self._swapped += count
-        del self._running[track.request_id]
-        self._waiting.append(track)
-
-    def _check_growths(self, batch: Batch) -> None:
-        """A running request gets exactly what it lacks for its next step, of what is free."""
-        for request_id, groups in batch.grown.items():
-            track = self._running.get(request_id)
-            if track is None or not groups or len(groups) != self._missing(track):
-                raise Broken(4, f"batch {batch.seq}: request {request_id} grows by {groups} and does not need that")
-            self._take(track, groups)
-
-    def _take(self, track: Track, groups: tuple[int, ...]) -> None:
-        held = self._held
-        for group in groups:
-            if group in self._content:
-                del self._published[self._content.pop(group)]
-        if len({*held, *groups}) != len(held) + len(groups) or not all(0 <= group < self.rules.num_groups for group in groups):
-            raise Broken(4, f"request {track.request_id} got a group of {groups} twice, one that is held, or one that is not there")
-        track.groups = (*track.groups, *groups)
-
     def _check_formed(self, batch: Batch | None, now_ns: int) -> None:
         if batch is None:
             raise Broken(9, f"ready work and a place in flight at {now_ns} ns, and no batch formed")
@@ -639,117 +340,6 @@ class Replay:
             elif track.request_id not in self._running:
                 raise Broken(7, f"request {track.request_id} is cancelled at {at_ns} ns and neither waits nor runs")
             self._drop_ended()
-
-    def _admissible(self) -> list[int]:
-        """Requests that admission lets in now, one after another, by queue order, scan limit and bypass limits."""
-        rules = self.rules
-        self._waiting.sort(key=self._rank)
-        free = self._free
-        queue, bypasses = list(self._waiting), {track.request_id: track.bypasses for track in self._waiting}
-        taken: list[int] = []
-        while len(self._running) + len(taken) < rules.max_num_seqs:
-            overtaken: list[int] = []
-            for track in queue[: rules.scan_limit]:
-                if self._groups_to_start(track) <= free:
-                    break
-                if bypasses[track.request_id] >= rules.max_bypasses:
-                    return taken
-                overtaken.append(track.request_id)
-            else:
-                return taken
-            for request_id in overtaken:
-                bypasses[request_id] += 1
-            free -= self._groups_to_start(track)
-            taken.append(track.request_id)
-            queue.remove(track)
-        return taken
-
-    def _reuse(self, track: Track, groups: tuple[int, ...], batch: Batch) -> tuple[int, ...]:
-        """A request that computes its prompt begins with all that is published of it, but computes one token itself."""
-        who = f"batch {batch.seq}: request {track.request_id}"
-        shared: list[int] = []
-        if self.rules.shares_prefixes and not (track.is_parked and track.is_swapped):
-            track.keys = track.keys or self._chain(track)
-            for key in track.keys[: (track.prompt_end - 1) // self.rules.block_size]:
-                if key not in self._published:
-                    break
-                shared.append(self._published[key])
-        count = batch.reused.get(track.request_id, 0)
-        if groups[:count] != tuple(shared):
-            raise Broken(4, f"{who} reuses {groups[:count]}, published are {shared}")
-        if not (track.is_parked and track.is_swapped):
-            track.origin = track.staged = count * self.rules.block_size
-            track.done = [track.origin] * self.rules.num_loops
-        track.published = count
-        self.reused_groups += count
-        return groups[:count]
-
-    def _chain(self, track: Track) -> tuple[object, ...]:
-        """A key for each whole block of what its content says, nested so that it holds all blocks before it."""
-        tokens, _, ids = track.content.partition(":")
-        if not tokens:
-            return ()
-        said = [(name, place) for name in ids.split() for place in range(int(tokens))][: track.prompt_tokens]
-        size = self.rules.block_size
-        keys: list[object] = []
-        key: object = None
-        for end in range(size, len(said) + 1, size):
-            key = self._names.setdefault((key, tuple(said[end - size : end])), len(self._names))
-            keys.append(key)
-        return tuple(keys)
-
-    def _publish(self, track: Track, end: int) -> None:
-        """Its prompt is complete up to `end`: whole blocks of whole chunks can be reused, each from the first that has it."""
-        chunk = self.rules.chunk_tokens
-        if end != track.prompt_end:
-            end = track.origin + (end - track.origin) // chunk * chunk
-        while track.published < min(len(track.keys), end // self.rules.block_size):
-            key, group = track.keys[track.published], track.groups[track.published]
-            track.published += 1
-            if key not in self._published and group not in self._content:
-                self._published[key], self._content[group] = group, key
-
-    def _groups_to_start(self, track: Track) -> int:
-        """What a waiting request gets: all it can need, or enough for its first step and for what was swapped out."""
-        if not self.rules.grows:
-            return self._groups(track)
-        return max(self._missing(track), track.swapped)
-
-    def _groups(self, track: Track) -> int:
-        return -(-(track.prompt_tokens + track.max_tokens - 1) // self.rules.block_size)
-
-    def _check_admissions(self, batch: Batch) -> None:
-        """Invariant 4 for blocks, 5 for places, and the order of admission."""
-        self._waiting.sort(key=self._rank)
-        expected = list(batch.allocated) if self.rules.is_under_pressure else self._admissible()
-        if list(batch.allocated) != expected:
-            raise Broken(9, f"batch {batch.seq} admits {list(batch.allocated)}, by order, scan and bypass limits it is {expected}")
-        for request_id, groups in batch.allocated.items():
-            track = self.tracks[request_id]
-            if track not in self._waiting:
-                raise Broken(7, f"batch {batch.seq} admits request {request_id}, which does not wait")
-            place = self._waiting.index(track)
-            if place >= self.rules.scan_limit or any(other.bypasses >= self.rules.max_bypasses for other in self._waiting[:place]):
-                raise Broken(9, f"batch {batch.seq} admits request {request_id} past {place} others")
-            for overtaken in self._waiting[:place]:
-                overtaken.bypasses += 1
-            del self._waiting[place]
-            track.bypasses = 0
-            shared = self._reuse(track, groups, batch)
-            needed = self._groups_to_start(track)
-            reserve = self.rules.watermark_groups if self._running and self.rules.grows else 0
-            taken = needed - len(self._held.intersection(shared))
-            if len(groups) != needed or taken + reserve > self._free:
-                raise Broken(4, f"request {request_id} needs {needed} groups, {reserve} stay free of {self._free}, got {groups}")
-            track.groups = shared
-            self._running[request_id] = track
-            self._take(track, groups[len(shared) :])
-            if batch.resumed.get(request_id) != ((track.kept, track.swapped) if track.is_parked else None):
-                raise Broken(4, f"batch {batch.seq} resumes {request_id} with {batch.resumed.get(request_id)}")
-            self._swapped -= track.swapped
-            track.is_parked, track.swapped = False, 0
-        if len(self._running) > self.rules.max_num_seqs:
-            raise Broken(5, f"{len(self._running)} requests run at batch {batch.seq}, max_num_seqs is {self.rules.max_num_seqs}")
 
     def _check_refusals(self) -> None:
         """Exactly the requests that can never fit are refused, with a reason."""
