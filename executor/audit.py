@@ -1,12 +1,12 @@
 """The address audit: every row's addresses recomputed from first principles and compared with what the packer wrote.
 
 Independent of `executor.packing` and of how the work list is made: it starts from the batch, the prompts and what changed hands,
-and walks token by token. Covers what a row is read from and written to, and every K/V tile that attention reads.
+and walks token by token. Covers what a row is read from and written to, every K/V tile that attention reads, and that a reused
+prefix holds what it should and is never written to.
 Slow; for tests and `--audit`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,19 +14,11 @@ import torch
 from executor.errors import AuditError
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HEADER_ROWS, HostMeta
 from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, TILES_PER_SPLIT
-from policies.core.batch import ExecutionBatch, Handover, ScheduledRange, Stage
+from executor.seats import Seat, Seats
+from policies.core.batch import PROMPT_STAGES, ExecutionBatch, Handover, ScheduledRange, Stage
 
 SCALAR_FIELDS = ("slots", "token_ids", "sampled_rows", "source_rows", "target_rows")
 LOOP_FIELDS = ("positions", "gates")
-
-
-@dataclass(slots=True)
-class Seat:
-    """What a running request holds, as the handovers say."""
-
-    ring_id: int
-    block_groups: tuple[int, ...]
-    prompt: np.ndarray  # [prompt_tokens] int32, kept output tokens at its end
 
 
 class AddressAudit:
@@ -55,17 +47,12 @@ class AddressAudit:
         self._ring_rows = ring_rows
         self._groups = groups
         self._has_gate = has_gate
-        self._seats: dict[int, Seat] = {}
+        self._seats = Seats(planes, block_size)
         self.rows_checked = 0
 
     def hand_over(self, handover: Handover, prompts: Mapping[int, np.ndarray]) -> None:
         """Take note of what changes hands before the next batch; `prompts` has those of the requests that are let in."""
-        for request_id in (*handover.released, *(item.request_id for item in handover.preemptions)):
-            self._seats.pop(request_id, None)
-        for item in handover.allocations:
-            self._seats[item.request_id] = Seat(item.ring_id, item.block_groups, prompts[item.request_id])
-        for growth in handover.growths:
-            self._seats[growth.request_id].block_groups += growth.block_groups
+        self._seats.hand_over(handover, prompts)
 
     def check(self, batch: ExecutionBatch, host: HostMeta, surplus: frozenset[int] = frozenset()) -> None:
         """Raise `AuditError` at the first address that differs; decode rows of the requests in `surplus` write nothing."""
@@ -73,7 +60,7 @@ class AddressAudit:
         found = {name: getattr(host, name).tolist() for name in fields}
         row = 0
         for item in batch.ranges:
-            request = self._seats[item.request_id]
+            request = self._seats.taken[item.request_id]
             for position in range(item.token_start, item.token_end):
                 expected = self._expected(batch, item, request, position)
                 if item.stage is Stage.RECURRENT and item.request_id in surplus:
@@ -81,6 +68,10 @@ class AddressAudit:
                 for name, value in expected.items():
                     if found[name][row] != value:
                         raise self._error(batch, item, position, f"{name} is {found[name][row]}, first principles say {value}")
+                if batch.loop_count and position < request.origin:
+                    raise self._error(batch, item, position, f"writes to a reused prefix of {request.origin} tokens")
+                if batch.loop_count and item.stage in PROMPT_STAGES:
+                    self._seats.wrote(item.request_id, position, self._plane(item), batch.loop_count if self._planes > 1 else 1)
                 row += 1
         for name in fields:
             if name != "positions" and any(value != -1 for value in found[name][row:]):
@@ -110,7 +101,7 @@ class AddressAudit:
     ) -> dict[str, int]:
         first = request.ring_id * (self._ring_rows + 1)
         decode_row = first + self._ring_rows
-        chunk, offset = divmod(position, self._chunk_tokens)
+        chunk, offset = divmod(position - request.origin, self._chunk_tokens)
         ring_row = first + chunk % self._resident_chunks * self._chunk_tokens + offset
         if stage is Stage.PRELUDE:
             return {"token_ids": -1, "sampled_rows": request.ring_id, "source_rows": -1, "target_rows": decode_row}
@@ -134,7 +125,7 @@ class AddressAudit:
         partials: set[int] = set()
         row = 0
         for item in batch.ranges:
-            request = self._seats[item.request_id]
+            request = self._seats.taken[item.request_id]
             table = tuple(self._groups[request.ring_id, : len(request.block_groups)].tolist())
             if table != request.block_groups:
                 sentence = f"the device's table names groups {table}, the handovers gave {request.block_groups}"

@@ -71,10 +71,9 @@ def diagnose(config: RunConfig, against: RunConfig, device: str, out: Path | Non
 
     The run directories are `one` and `other` below `out`, or the default ones. Raises `InputError` when a prompt may run twice.
     """
-    if config.cache.preemption != "off":
-        raise InputError(
-            f"{config.where}: cache.preemption: {config.cache.preemption}: diagnose compares prompts that run once, expected off"
-        )
+    for key, found in (("preemption", config.cache.preemption), ("prefix_caching", config.cache.prefix_caching)):
+        if found not in ("off", False):
+            raise InputError(f"{config.where}: cache.{key}: {found}: diagnose compares prompts run once and whole, expected off")
     traces = [HiddenTrace(), HiddenTrace()]
     active = traces[0]
 

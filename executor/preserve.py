@@ -5,8 +5,8 @@ first run. Anything but zero differences is a bug. `bits` is a digest of all thr
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from results.identity import RunIdentity
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One run against the first: how many requests differ in tokens, hidden states and K/V."""
+    """One run against the first: how many requests differ in tokens, hidden states and K/V, and what it went through."""
 
     label: str
     num_requests: int
@@ -31,6 +31,8 @@ class Comparison:
     hidden_differ: int
     kv_differ: int
     bits: str
+    preemptions: int = 0
+    reused_tokens: int = 0
 
     @property
     def is_identical(self) -> bool:
@@ -52,9 +54,18 @@ def preserve(
             raise KeyboardInterrupt
         found = (tokens, fingerprints.finish())
         reference = reference or found
-        label = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in axes.items())
-        results.append(compare(label, reference, found))
+        trouble = {"preemptions": summary["preemptions"], "reused_tokens": summary["prefix_hit_tokens"]}
+        results.append(replace(compare(spell(axes), reference, found), **trouble))
     return results
+
+
+def spell(axes: Mapping[str, Any]) -> str:
+    """A cell by the last part of its keys: `inflight 4, name wcpb`; what a key sets at once is spelled one by one."""
+    parts = []
+    for key, value in axes.items():
+        leaves = value if isinstance(value, Mapping) else {key.rpartition(".")[2]: value}
+        parts += [f"{leaf} {setting}" for leaf, setting in leaves.items()]
+    return ", ".join(parts)
 
 
 def compare(
@@ -78,9 +89,18 @@ def compare(
 
 def print_comparisons(results: Sequence[Comparison]) -> None:
     table = Table(
-        "run", "requests", "tokens", "tokens differ", "hidden differ", "K/V differ", "bits", title="against the first run"
+        "run",
+        "requests",
+        "tokens",
+        "gave way",
+        "reused tokens",
+        "tokens differ",
+        "hidden differ",
+        "K/V differ",
+        "bits",
+        title="against the first run",
     )
     for item in results:
-        counts = (item.num_requests, item.num_tokens, item.tokens_differ, item.hidden_differ, item.kv_differ)
-        table.add_row(item.label, *map(str, counts), item.bits[:16])
+        trouble = (item.num_requests, item.num_tokens, item.preemptions, item.reused_tokens)
+        table.add_row(item.label, *map(str, (*trouble, item.tokens_differ, item.hidden_differ, item.kv_differ)), item.bits[:16])
     Console(width=140).print(table)

@@ -34,8 +34,6 @@ from policies.devices import device_facts, facts_of_card
 from workloads.spec import WorkloadSpec, parse_workload
 from workloads.workload import Workload, load_workload
 
-AVAILABLE_CACHE = {"prefix_caching": False}
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
@@ -191,9 +189,6 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRu
     runs = []
     for config in configs:
         config.policy.check(shape, config.scheduler, config.cache)
-        for name, available in AVAILABLE_CACHE.items():
-            if getattr(config.cache, name) != available:
-                raise InputError(f"{config.where}: cache.{name}: the executor knows {available} only, yet")
         spec = parse_workload(config.workload, config.where)
         if spec not in workloads:
             workloads[spec] = load_workload(spec, config.seed, config.base_dir)

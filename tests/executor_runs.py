@@ -79,6 +79,7 @@ def rules_of(session: Session, run: PlannedRun, **changes: Any) -> Rules:
         "preemption": cache.preemption,
         "watermark_groups": int(cache.watermark * num_groups) if grows else 0,
         "swap_groups": None if cache.swap_blocks is None else cache.swap_blocks // planes,
+        "shares_prefixes": cache.prefix_caching,
         "concurrency": run.workload.concurrency,
         "has_exact_times": False,
         "outputs": {item.request_id: run.workload.oracle.output_tokens(item.request_id) for item in run.workload.requests},

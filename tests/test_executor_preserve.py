@@ -11,7 +11,7 @@ from executor_runs import Done, config_of, run_on, session_of  # noqa: E402
 
 from executor.fingerprint import Fingerprint, Fingerprints, checksum  # noqa: E402
 from executor.packing import RunningRequest  # noqa: E402
-from executor.preserve import compare  # noqa: E402
+from executor.preserve import compare, spell  # noqa: E402
 from executor.session import PlannedRun, Session  # noqa: E402
 from workloads.workload import Workload  # noqa: E402
 
@@ -191,3 +191,8 @@ def test_a_comparison_counts_what_differs_and_a_missing_request_differs_in_every
     assert (found.tokens_differ, found.hidden_differ, found.kv_differ, found.num_tokens) == (1, 1, 1, 3)
     missing = compare("missing", expected, ({0: [1, 2]}, {0: Fingerprint([5], [6, 7])}))
     assert (missing.tokens_differ, missing.hidden_differ, missing.kv_differ) == (1, 1, 1)
+
+
+def test_a_cell_is_spelled_by_what_it_sets() -> None:
+    axes = {"cache": {"num_blocks": 512, "preemption": "swap"}, "policy.name": "wcpb"}
+    assert spell(axes) == "num_blocks 512, preemption swap, name wcpb"

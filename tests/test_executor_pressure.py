@@ -170,6 +170,18 @@ URGENT = ((60, 30, 5), (40, 30, 5), (20, 4, 1), (33, 12, 5), (70, 9, 5), (8, 5, 
 """Prompt tokens, output tokens and priority of nine requests, three at a time."""
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_one_plane_for_all_depths_gives_way_as_well(tmp_path: Path, preemption: str) -> None:
+    shared = ("policy=atomic", "cache.layout=shared", "scheduler.prefill_chunk_size=1", "scheduler.inflight=4")
+    pressure = (f"cache.num_blocks={THIRD}", "cache.allocation=incremental", f"cache.preemption={preemption}")
+    session = session_of(pressed(*shared, f"cache.num_blocks={DEMAND_GROUPS}"), pressed(*shared, *pressure))
+    expected = run_on(session, tmp_path / "ample")
+    done = run_on(session, tmp_path / "run", session.runs[1])
+    assert done.against(expected).is_identical
+    assert done.summary["preemptions"] > 3
+    check(session, session.runs[1], done)
+
+
 def test_drawn_tokens_are_the_same_after_giving_way(tmp_path: Path) -> None:
     drawn = ("sampling={temperature: 0.9, top_k: 40}",)
     ample = pressed(f"cache.num_blocks={DEMAND_GROUPS * PLANES}", *drawn)
@@ -208,5 +220,5 @@ def test_host_memory_that_cannot_be_had_is_refused_in_one_sentence(session: Sess
 
 
 def test_diagnose_wants_undisturbed_runs() -> None:
-    with pytest.raises(InputError, match=r"cache.preemption: swap: diagnose compares prompts that run once, expected off"):
+    with pytest.raises(InputError, match=r"cache.preemption: swap: diagnose compares prompts run once and whole, expected off"):
         diagnose(squeezed("atomic", 1, "swap"), squeezed("split", 1, "swap"), "cpu")
