@@ -67,7 +67,7 @@ class Wavefront(Policy):
         ranges: list[ScheduledRange] = []
         requests = view.prompts
         if len(requests) * view.limits.chunk_tokens > max_rows:
-            requests = tuple(sorted(requests, key=lambda request: (self._rank(view, request), request.last_seq, request.order)))
+            requests = sorted(requests, key=lambda request: (self._rank(view, request), request.last_seq, request.order))
         turns = [self._ready_ranges(request, view.num_loops) for request in requests]
         while turns and max_rows > 0:
             still_ready = []

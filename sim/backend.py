@@ -33,12 +33,13 @@ class Launched(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A batch that the device is through with, and when it began and ended."""
+    """A batch that the device is through with, when it began and ended, and how long of that it waited for its launch."""
 
     batch: ExecutionBatch
     prediction: Prediction
     started_ns: int
     finished_ns: int
+    waited_ns: int
 
 
 class SimBackend:
@@ -92,51 +93,54 @@ class SimBackend:
             command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch) -> Generator[simpy.Event, Any, Tick]:
-        env = self._env
+        env, loop = self._env, self._loop
+        now_ns = int(env.now)
         prediction = self._latency.times(batch)
-        if self._loop.host_spread:
-            prediction = prediction.slowed(self._host_rng.lognormvariate(0.0, self._loop.host_spread))
-        prepared_ns = max(self._free_ns, int(env.now)) + prediction.select_ns + prediction.prepare_ns
+        if loop.host_spread:
+            prediction = prediction.slowed(self._host_rng.lognormvariate(0.0, loop.host_spread))
+        prepared_ns = max(self._free_ns, now_ns) + prediction.select_ns + prediction.prepare_ns
         launched_ns = prepared_ns + prediction.launch_ns
-        if launched_ns > env.now:
-            yield env.timeout(launched_ns - env.now)
-        self._queue.append(Launched(batch, prediction, prepared_ns + self._loop.mark_ns))
+        if launched_ns > now_ns:
+            yield env.timeout(launched_ns - now_ns)
+        self._queue.append(Launched(batch, prediction, prepared_ns + loop.mark_ns))
         if self._device_idle is not None:
             self._device_idle.succeed()
             self._device_idle = None
-        self._free_ns = launched_ns + self._loop.after_submit_ns
+        self._free_ns = launched_ns + loop.after_submit_ns
         return Tick(launched_ns)
 
     def _wait(self, until_ns: int | None) -> Generator[simpy.Event, Any, Event]:
         """The next completion, or the time once `until_ns` has come: a completion at that very time comes after it."""
         env = self._env
         while True:
+            now_ns = int(env.now)
             if self._done and (until_ns is None or self._done[0].finished_ns < until_ns):
-                busy_ns = max(self._free_ns - int(env.now), 0) + self._loop.collect_ns
-                if busy_ns:
-                    yield env.timeout(busy_ns)
-                self._free_ns = int(env.now) + self._loop.after_collect_ns
-                return self._collect()
-            if until_ns is not None and env.now >= until_ns:
-                return Tick(int(env.now))
+                collected_ns = max(self._free_ns, now_ns) + self._loop.collect_ns
+                if collected_ns > now_ns:
+                    yield env.timeout(collected_ns - now_ns)
+                self._free_ns = collected_ns + self._loop.after_collect_ns
+                return self._collect(collected_ns)
+            if until_ns is not None and now_ns >= until_ns:
+                return Tick(now_ns)
             self._host_waits = env.event()
             yield self._host_waits if until_ns is None else self._host_waits | self._alarm_at(until_ns)
             self._host_waits = None
 
-    def _collect(self) -> Completion:
-        batch, prediction, started_ns, finished_ns = self._done.popleft()
-        *components_ns, launch_ns = prediction.components_ns
-        waited_ns = finished_ns - started_ns - prediction.device_ns
+    def _collect(self, now_ns: int) -> Completion:
+        batch, prediction, started_ns, finished_ns, waited_ns = self._done.popleft()
+        components_ns = prediction.components_ns
+        if waited_ns:
+            components_ns = (*components_ns[:-1], components_ns[-1] + waited_ns)
         return Completion(
             batch.seq,
-            int(self._env.now),
+            now_ns,
             started_ns,
             finished_ns,
             last_tokens(batch, self._engine.log.records, self._oracle),
             prediction.select_ns,
             prediction.host_ns,
             prediction.limit_ns,
-            (*components_ns, launch_ns + waited_ns),
+            components_ns,
             early_exits(batch, self._engine.scheduler.exits, self._exits) if self._exits else frozenset(),
         )
 
@@ -147,18 +151,20 @@ class SimBackend:
         return self._alarm[1]
 
     def _device(self) -> SimProcess:
-        env = self._env
-        finished_ns = -self._loop.device_gap_ns
+        env, gap_ns = self._env, self._loop.device_gap_ns
+        finished_ns = -gap_ns
         while True:
             if not self._queue:
                 self._device_idle = env.event()
                 yield self._device_idle
             batch, prediction, ready_ns = self._queue.popleft()
-            started_ns = max(ready_ns, finished_ns + self._loop.device_gap_ns)
-            finished_ns = started_ns + prediction.device_ns + prediction.waiting_ns(ready_ns, started_ns)
-            if finished_ns > env.now:
-                yield env.timeout(finished_ns - env.now)
-            self._done.append(Done(batch, prediction, started_ns, finished_ns))
+            started_ns = max(ready_ns, finished_ns + gap_ns)
+            waited_ns = prediction.waiting_ns(ready_ns, started_ns)
+            finished_ns = started_ns + prediction.device_ns + waited_ns
+            now_ns = int(env.now)
+            if finished_ns > now_ns:
+                yield env.timeout(finished_ns - now_ns)
+            self._done.append(Done(batch, prediction, started_ns, finished_ns, waited_ns))
             if self._host_waits is not None:
                 self._host_waits.succeed()
                 self._host_waits = None

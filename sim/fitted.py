@@ -54,7 +54,7 @@ class FittedModel(LatencyModel):
     def predict(self, batch: ExecutionBatch) -> Prediction:
         rows, loops, ranges = batch.rows, batch.loop_count, batch.ranges
         components = self._recurrent_ns(self.file.cutting.key(ranges), loops) if loops else self._flat_ns(batch.stage, rows)
-        if skipped := batch.exit_depths:
+        if not loops and (skipped := batch.exit_depths):
             planes = sum([self.model.num_loops - depth for depth in skipped])
             copies_ns = max(self.layer_factor * self.file.device.copies.of(len(skipped), planes), self._roofline.copies_ns(batch))
             components = (*components[:4], round(copies_ns), components[5])

@@ -39,8 +39,15 @@ class Prediction(NamedTuple):
 
     def slowed(self, factor: float) -> "Prediction":
         """The same on a host that takes `factor` times as long."""
-        host = (round(factor * ns) for ns in (self.select_ns, self.prepare_ns, self.launch_ns, self.idle_ns))
-        return Prediction(self.components_ns, self.limit_ns, *host)
+        components_ns, limit_ns, select_ns, prepare_ns, launch_ns, idle_ns = self
+        return Prediction(
+            components_ns,
+            limit_ns,
+            round(factor * select_ns),
+            round(factor * prepare_ns),
+            round(factor * launch_ns),
+            round(factor * idle_ns),
+        )
 
     def waiting_ns(self, ready_ns: int, started_ns: int) -> int:
         """How much longer than `device_ns` a batch is on the device because its launch is late.
@@ -48,7 +55,8 @@ class Prediction(NamedTuple):
         It was packed and could have begun at `ready_ns`, and began at `started_ns`: at once on an idle device, which waits all of
         `idle_ns`, or after the batch before it.
         """
-        return min(max(ready_ns + self.idle_ns - started_ns, 0), self.idle_ns)
+        late_ns = ready_ns + self.idle_ns - started_ns
+        return min(late_ns, self.idle_ns) if late_ns > 0 else 0
 
     def breakdown(self) -> dict[str, int]:
         """Component name to nanoseconds, host times and limit included."""

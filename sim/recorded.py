@@ -50,11 +50,13 @@ class LoggedArrivals(Arrivals):
     def is_exhausted(self) -> bool:
         return not self._requests
 
-    def pop_until(self, now_ns: int) -> Iterator[Request]:
-        while (arrival_ns := self.next_ns()) is not None and arrival_ns <= now_ns:
-            if self._places is not None:
-                self._places -= 1
-            yield self._requests.popleft()
+    def pop(self, now_ns: int) -> Request | None:
+        arrival_ns = self.next_ns()
+        if arrival_ns is None or arrival_ns > now_ns:
+            return None
+        if self._places is not None:
+            self._places -= 1
+        return self._requests.popleft()
 
     def ended(self, now_ns: int) -> None:
         if self._places is not None:

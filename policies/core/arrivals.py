@@ -39,26 +39,28 @@ class Arrivals:
     def is_exhausted(self) -> bool:
         return self._next is None
 
-    def pop_until(self, now_ns: int) -> Iterator[Request]:
-        """Requests that have arrived by `now_ns`, in order, each once, with the arrival time they really had."""
-        while (arrival_ns := self.next_ns()) is not None and arrival_ns <= now_ns:
-            request = self._next
-            assert request is not None
-            order = (request.arrival_ns, request.request_id)
-            if order <= self._last_order or request.arrival_ns < 0:
-                raise InputError(
-                    f"request {request.request_id} arrives at {request.arrival_ns} ns, expected order after {self._last_order}"
-                )
-            if request.prompt_tokens < 1 or request.max_tokens < 1:
-                raise InputError(
-                    f"request {request.request_id} has {request.prompt_tokens} prompt tokens and max_tokens {request.max_tokens}, "
-                    "expected at least 1 of each"
-                )
-            self._last_order = order
-            self._next = next(self._source, None)
-            if self._free_since_ns is not None:
-                self._free_since_ns.popleft()
-            yield request if arrival_ns == request.arrival_ns else replace(request, arrival_ns=arrival_ns)
+    def pop(self, now_ns: int) -> Request | None:
+        """Remove and return the next request that has arrived by `now_ns`, with the arrival time it really had, or None."""
+        arrival_ns = self.next_ns()
+        if arrival_ns is None or arrival_ns > now_ns:
+            return None
+        request = self._next
+        assert request is not None
+        order = (request.arrival_ns, request.request_id)
+        if order <= self._last_order or request.arrival_ns < 0:
+            raise InputError(
+                f"request {request.request_id} arrives at {request.arrival_ns} ns, expected order after {self._last_order}"
+            )
+        if request.prompt_tokens < 1 or request.max_tokens < 1:
+            raise InputError(
+                f"request {request.request_id} has {request.prompt_tokens} prompt tokens and max_tokens {request.max_tokens}, "
+                "expected at least 1 of each"
+            )
+        self._last_order = order
+        self._next = next(self._source, None)
+        if self._free_since_ns is not None:
+            self._free_since_ns.popleft()
+        return request if arrival_ns == request.arrival_ns else replace(request, arrival_ns=arrival_ns)
 
     def ended(self, now_ns: int) -> None:
         """A request has ended; under a closed loop its place is free from `now_ns` on, or from the latest end before."""

@@ -1,6 +1,5 @@
 """What is scheduled: stages, ranges, a policy's proposal, and the batch the engine makes of it. Values only, no behaviour."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -53,8 +52,7 @@ class ScheduledRange(NamedTuple):
         return self.token_start + self.token_count
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """A policy's proposal: ranges in batch order and how many depths run before the scheduler is asked again."""
 
     stage: Stage
@@ -117,8 +115,7 @@ class Handover(NamedTuple):
 NOTHING = Handover()
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutionBatch:
+class ExecutionBatch(NamedTuple):
     """One submission to the device, in the order of `seq`.
 
     `rows` is the number of rows of one invocation; a batch of `loop_count` 4 is 4 recurrent invocations of `rows` rows each.
@@ -157,9 +154,8 @@ class ExecutionBatch:
         A range of 16 tokens from 32 on reads 48 tokens and has 16 x 32 + 16 x 17 / 2 = 648 pairs.
         """
         kv_tokens = pairs = 0
-        for item in self.ranges:
-            count = item.token_count
-            end = item.token_start + count
+        for _, _, _, start, count, _, _, _ in self.ranges:
+            end = start + count
             kv_tokens += end
-            pairs += end if count == 1 else count * item.token_start + count * (count + 1) // 2
+            pairs += end if count == 1 else count * start + count * (count + 1) // 2
         return kv_tokens, pairs

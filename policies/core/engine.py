@@ -39,20 +39,20 @@ class Engine:
 
         With `inflight` n the loop submits up to n batches before it waits for the first: selection reads scheduled progress.
         """
-        scheduler = self.scheduler
+        scheduler, submitted = self.scheduler, self._submitted
         inflight = scheduler.settings.inflight
         while True:
             self._catch_up()
-            if scheduler.num_in_flight < inflight:
+            if len(submitted) < inflight:
                 batch = scheduler.form_batch(self.now_ns)
                 if batch is not None:
-                    self._submitted.append(batch)
+                    submitted.append(batch)
                     for item in batch.handover.preemptions:
                         self.log.records[item.request_id].preemptions += 1
                     self._hear((yield Submit(batch)))
                     continue
                 until_ns = self._next_ns()
-                if until_ns is None and not scheduler.num_in_flight:
+                if until_ns is None and not submitted:
                     self._check_end()
                     return
                 self._hear((yield Wait(until_ns)))
@@ -62,13 +62,13 @@ class Engine:
     def _catch_up(self) -> None:
         """Let in whoever has arrived and cancel for whoever has hung up by now, in the order of their times, arrivals first."""
         if not self._patience_ns:
-            for request in self.arrivals.pop_until(self.now_ns):
+            while (request := self.arrivals.pop(self.now_ns)) is not None:
                 self._let_in(request)
             return
         while True:
             hang_up_ns = self._next_hang_up_ns()
             until_ns = self.now_ns if hang_up_ns is None else min(hang_up_ns, self.now_ns)
-            arrived = next(self.arrivals.pop_until(until_ns), None)
+            arrived = self.arrivals.pop(until_ns)
             if arrived is not None:
                 self._let_in(arrived)
             elif hang_up_ns == until_ns:

@@ -5,6 +5,7 @@ is handed over) and `Wait` with a `Completion` or, when none comes before `until
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.core.batch import ExecutionBatch
 
@@ -33,8 +34,7 @@ class Tick:
     now_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """The oldest submitted batch is done and the engine learns of it at `now_ns`.
 
     `started_ns` and `finished_ns` are device times. `stops` names the requests whose CODA row sampled their last token, `exits`

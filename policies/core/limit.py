@@ -60,6 +60,9 @@ class Roofline:
         self._weights_ns = model.recurrent_weight_bytes * self._ns_per_byte
         self._row_ns = model.linear_flops_per_row * self._ns_per_flop
         self._kv_token_ns = model.kv_bytes_per_token_and_depth * self._ns_per_byte
+        self._lm_head_ns = model.lm_head_bytes * self._ns_per_byte
+        self._lm_head_row_flops = model.lm_head_flops_per_row
+        self._embedding_bytes = model.hidden_bytes_per_row
         self._pair_ns = model.attention_flops_per_pair * self._ns_per_flop
 
     def linear_ns(self, rows: int) -> float:
@@ -71,11 +74,11 @@ class Roofline:
         return max(kv_tokens * self._kv_token_ns, pairs * self._pair_ns)
 
     def lm_head_ns(self, rows: int) -> float:
-        return max(self.model.lm_head_bytes * self._ns_per_byte, rows * self.model.lm_head_flops_per_row * self._ns_per_flop)
+        return max(self._lm_head_ns, rows * self._lm_head_row_flops * self._ns_per_flop)
 
     def embed_ns(self, rows: int) -> float:
         """Read `rows` embedding rows and write them once."""
-        return 2 * rows * self.model.hidden_bytes_per_row * self._ns_per_byte
+        return 2 * rows * self._embedding_bytes * self._ns_per_byte
 
     def copies_ns(self, batch: ExecutionBatch) -> float:
         """Exit copies of a CODA batch: a token's K/V is read once and written to every plane that it skipped."""

@@ -41,6 +41,10 @@ class Phase(StrEnum):
     """Everything is scheduled; the request waits for its last batches to be collected."""
 
 
+PROMPT, CODA, PRELUDE, RECURRENT = Phase.PROMPT, Phase.CODA, Phase.PRELUDE, Phase.RECURRENT
+"""Names for code that runs for every request of every batch: Python 3.11 takes 0.1 us to find a member of an enum."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asks for: a prompt of `prompt_tokens` tokens and at most `max_tokens` new ones.

@@ -48,7 +48,8 @@ class Residents:
         self._yields_to_priority = self._by_priority and cache.preemption != "off"
         self._watermark_groups = int(cache.watermark * self.blocks.num_groups) if self._grows else 0
         self._parking = Parking(model, cache, planes)
-        self._draining: list[RequestState] = []
+        self.draining: list[RequestState] = []
+        """Requests that have ended, whose blocks and rings a submitted batch may still touch."""
         self._released: list[int] = []
         self._may_admit = False
 
@@ -173,7 +174,7 @@ class Residents:
         """
         kept = moves.withheld.union(growth.request_id for growth in moves.growths)
         candidates = [c for c in candidates if c.request_id in self.running and c.request_id not in kept and not c.is_ended]
-        choice = choose(need, self._draining, candidates, self.collected_seq, self.blocks)
+        choice = choose(need, self.draining, candidates, self.collected_seq, self.blocks)
         for state in choice.victims:
             self._preempt(moves, state)
         moves.withheld.update(state.request_id for state in choice.withheld)
@@ -260,11 +261,7 @@ class Residents:
         """Nothing of `state` is scheduled any more; it drains."""
         state.is_ended = True
         state.phase = Phase.DRAINED
-        self._draining.append(state)
-
-    @property
-    def is_draining(self) -> bool:
-        return bool(self._draining)
+        self.draining.append(state)
 
     def collected(self, seq: int) -> None:
         """Batch `seq` is collected: whoever it touched last may give way now."""
@@ -275,7 +272,7 @@ class Residents:
     def release_drained(self) -> None:
         """Take back what ended requests hold, of those that no submitted batch touches any more."""
         remaining = []
-        for state in self._draining:
+        for state in self.draining:
             if state.last_seq > self.collected_seq:
                 remaining.append(state)
                 continue
@@ -283,17 +280,19 @@ class Residents:
             self._give_back(state)
             self._forget(state.request_id)
             self._may_admit = True
-        if len(remaining) < len(self._draining):
+        if len(remaining) < len(self.draining):
             self._reorder()
             self.check_counts()
-        self._draining = remaining
+        self.draining = remaining
 
     def handover(self, moves: Moves | None) -> Handover:
         """What changed hands since the batch before, for the batch that is formed now after `moves`."""
+        if moves is None and not self._released:
+            return NOTHING
         released = tuple(self._released)
         self._released.clear()
         if moves is None:
-            return Handover(released=released) if released else NOTHING
+            return Handover(released=released)
         return Handover(tuple(moves.preemptions), tuple(moves.allocations), tuple(moves.growths), released, moves.swapped_bytes)
 
     def _forget(self, request_id: int) -> None:

@@ -6,6 +6,7 @@ columns after `ranges` are ours and may grow. The log formats, it does not compu
 
 from array import array
 from dataclasses import dataclass, field
+from operator import add
 from typing import TextIO
 
 from policies.core.batch import NOTHING, ExecutionBatch, Handover, ScheduledRange, Stage
@@ -64,11 +65,8 @@ class BatchTotals:
     packed and launched the next one, and `idle_launch_ns` after that; the rest is before the next batch was thought of.
     """
 
-    num_batches: int = 0
     recurrent_invocations: int = 0
     recurrent_rows: int = 0
-    device_ns: int = 0
-    limit_ns: int = 0
     idle_ns: int = 0
     idle_host_ns: int = 0
     idle_launch_ns: int = 0
@@ -77,6 +75,18 @@ class BatchTotals:
     last_finished_ns: int = 0
     select_ns: "array[int]" = field(default_factory=lambda: array("q"))
     host_ns: "array[int]" = field(default_factory=lambda: array("q"))
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.select_ns)
+
+    @property
+    def device_ns(self) -> int:
+        return sum(stage.device_ns for stage in self.by_stage.values())
+
+    @property
+    def limit_ns(self) -> int:
+        return sum(stage.limit_ns for stage in self.by_stage.values())
 
 
 class RunLog:
@@ -97,33 +107,30 @@ class RunLog:
         return record
 
     def completed(self, batch: ExecutionBatch, completion: Completion) -> None:
-        totals = self.totals
-        totals.num_batches += 1
-        totals.recurrent_invocations += batch.loop_count
-        totals.recurrent_rows += batch.loop_count * batch.rows
-        device_ns = completion.finished_ns - completion.started_ns
-        totals.device_ns += device_ns
-        totals.limit_ns += completion.limit_ns
+        totals, loops = self.totals, batch.loop_count
+        started_ns, finished_ns = completion.started_ns, completion.finished_ns
+        totals.recurrent_invocations += loops
+        totals.recurrent_rows += loops * batch.rows
         stage = totals.by_stage.get(batch.stage)
         if stage is None:
             stage = totals.by_stage[batch.stage] = StageTotals()
         stage.num_batches += 1
-        stage.device_ns += device_ns
+        stage.device_ns += finished_ns - started_ns
         stage.limit_ns += completion.limit_ns
         stage.host_ns += completion.host_ns
-        for at, component_ns in enumerate(completion.components_ns):
-            stage.components_ns[at] += component_ns
+        if completion.components_ns:
+            stage.components_ns = list(map(add, stage.components_ns, completion.components_ns))
         totals.select_ns.append(completion.select_ns)
         totals.host_ns.append(completion.host_ns)
         if totals.first_started_ns is None:
-            totals.first_started_ns = completion.started_ns
-        else:
-            free_ns, started_ns = totals.last_finished_ns, completion.started_ns
+            totals.first_started_ns = started_ns
+        elif started_ns > totals.last_finished_ns:
+            free_ns = totals.last_finished_ns
             launched_ns = min(started_ns, max(free_ns, batch.formed_ns + completion.select_ns + completion.host_ns))
             totals.idle_ns += started_ns - free_ns
             totals.idle_host_ns += max(0, launched_ns - max(free_ns, batch.formed_ns))
             totals.idle_launch_ns += started_ns - launched_ns
-        totals.last_finished_ns = completion.finished_ns
+        totals.last_finished_ns = finished_ns
         if self._batches is not None:
             self._batches.write(batch_line(batch, completion))
 
@@ -134,7 +141,7 @@ _STAGE_FIELD = {stage: f":{stage.value}:" for stage in Stage}
 def ranges_text(ranges: tuple[ScheduledRange, ...]) -> str:
     """Ranges as `request:stage:depth:start:count`, joined by spaces, in batch order."""
     return " ".join(
-        [f"{request}{_STAGE_FIELD[stage]}{depth}:{start}:{count}" for request, stage, depth, start, count, *_ in ranges]
+        [f"{request}{_STAGE_FIELD[stage]}{depth}:{start}:{count}" for request, stage, depth, start, count, _, _, _ in ranges]
     )
 
 
@@ -150,10 +157,10 @@ def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
     """
     ranges = ranges_text(batch.ranges)
     components = ",".join(map(str, completion.components_ns)) if completion.components_ns else "," * (len(COMPONENTS) - 1)
-    exits = " ".join(map(str, sorted(completion.exits)))
+    exits = " ".join(map(str, sorted(completion.exits))) if completion.exits else ""
     allocated, grown, preempted, resumed, reused = _NOTHING_MOVED if batch.handover is NOTHING else _moved(batch.handover)
     return (
-        f"{batch.seq},{batch.stage.value},{batch.loop_count},{batch.num_requests},{batch.rows},{batch.formed_ns},{completion.started_ns},"
+        f"{batch.seq},{batch.stage},{batch.loop_count},{batch.num_requests},{batch.rows},{batch.formed_ns},{completion.started_ns},"
         f"{completion.finished_ns},{completion.select_ns},{ranges},{completion.now_ns},{batch.after_seq},{completion.host_ns},"
         f"{completion.limit_ns},{components},{allocated},{exits},{grown},{preempted},{resumed},{reused}\n"
     )

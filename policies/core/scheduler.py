@@ -12,7 +12,7 @@ from policies.core.events import Completion
 from policies.core.exits import ExitSettings
 from policies.core.model import ModelShape
 from policies.core.policy import Policy
-from policies.core.request import Phase, Request, RequestState
+from policies.core.request import CODA, PRELUDE, RECURRENT, Phase, Request, RequestState
 from policies.core.residents import Residents
 from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.core.validation import validate
@@ -145,29 +145,32 @@ class Scheduler:
                 raise SelectionError(f"{item} has K/V blocks up to token {room} only")
 
     def _commit(self, selection: Selection, seq: int, now_ns: int) -> None:
-        loops, max_loops, running = selection.loop_count, self.exits.max_loops, self.running
+        """Take the steps of a valid selection: what each of its rows does follows from its request's phase."""
+        loops, running = selection.loop_count, self.running
+        max_loops, has_decisions, collected_seq = self.exits.max_loops, self.exits.has_decisions, self.residents.collected_seq
         has_prompt = has_decode = False
         for item in selection.ranges:
             state = running[item[0]]
-            stage = item[1]
+            phase = state.phase
             if state.last_seq < 0:
                 state.first_scheduled_ns = now_ns
             state.last_seq = seq
-            if stage is Stage.RECURRENT:
+            if phase is RECURRENT:
                 has_decode = True
-                state.depth += loops
-                if state.depth == max_loops:
-                    state.phase = Phase.CODA if state.undecided_until <= self.residents.collected_seq else Phase.UNDECIDED
-                    state.depth = max_loops % self.num_loops
-                elif self.exits.has_decisions and state.depth >= self.exits.min_loops:
+                depth = state.depth + loops
+                if depth == max_loops:
+                    state.phase = CODA if state.undecided_until <= collected_seq else Phase.UNDECIDED
+                    depth = max_loops % self.num_loops
+                elif has_decisions and depth >= self.exits.min_loops:
                     state.undecided_until = seq
-            elif stage is Stage.CODA:
+                state.depth = depth
+            elif phase is CODA:
                 state.num_scheduled_outputs += 1
                 state.position += 1
                 state.depth = 0
-                state.phase = Phase.DRAINED if state.num_scheduled_outputs == state.max_tokens else Phase.PRELUDE
-            elif stage is Stage.PRELUDE:
-                state.phase = Phase.RECURRENT
+                state.phase = Phase.DRAINED if state.num_scheduled_outputs == state.max_tokens else PRELUDE
+            elif phase is PRELUDE:
+                state.phase = RECURRENT
             else:
                 has_prompt = True
                 self._commit_prompt(state, item, loops)
@@ -206,8 +209,8 @@ class Scheduler:
             raise InvariantError(f"invariant 6: batch {completion.seq} completed, the oldest submitted one is {batch.seq}")
         residents = self.residents
         residents.collected(batch.seq)
-        delivered = []
-        if residents.is_draining or batch.seq <= self._surplus_until:
+        delivered: list[tuple[RequestState, bool]] = []
+        if residents.draining or batch.seq <= self._surplus_until:
             for item in batch.ranges:
                 state = self.running[item.request_id]
                 if state.is_ended or batch.seq <= state.surplus_until:
@@ -217,18 +220,19 @@ class Scheduler:
         if self._shares_prefixes and batch.loop_count:
             self._publish(batch)
         if batch.stage is Stage.CODA:
-            for item in batch.ranges:
-                state = self.running[item.request_id]
+            running, stops = self.running, completion.stops
+            for request_id, _, depth, position, _, _, _, _ in batch.ranges:
+                state = running[request_id]
                 if state.is_ended:
                     continue
                 state.num_output_tokens += 1
-                if item.token_start >= state.request.prompt_tokens:
-                    self.tokens_by_loops[item.depth or self.num_loops] += 1
-                has_ended = state.num_output_tokens == state.max_tokens or item.request_id in completion.stops
+                if position >= state.request.prompt_tokens:
+                    self.tokens_by_loops[depth or self.num_loops] += 1
+                has_ended = state.num_output_tokens == state.max_tokens or request_id in stops
                 if has_ended:
                     residents.end(state)
                 delivered.append((state, has_ended))
-        if residents.is_draining:
+        if residents.draining:
             residents.release_drained()
         return delivered
 

@@ -22,15 +22,16 @@ def validate(
     selection: Selection, running: Mapping[int, RequestState], settings: SchedulerSettings, num_loops: int, exits: ExitRule
 ) -> tuple[int, int]:
     """Return (rows, distinct requests) of a selection that may run, or raise `SelectionError` naming request, range, frontier."""
-    stage, loops = selection.stage, selection.loop_count
-    if not selection.ranges:
+    stage, ranges, loops = selection
+    if not ranges:
         raise SelectionError(f"a {stage} batch without ranges")
     if (loops == 0) != (stage in DEPTH_FREE_STAGES) or not 0 <= loops <= num_loops:
         raise SelectionError(f"loop_count {loops} in a {stage} batch")
     allowed = ALLOWED_STAGES[stage]
     depths_run: dict[int, int] = {}
     rows = decode_rows = 0
-    for item in selection.ranges:
+    checked_depth = None
+    for item in ranges:
         request_id, item_stage, depth, start, count, _, _, embeds = item
         state = running.get(request_id)
         if state is None:
@@ -45,15 +46,9 @@ def validate(
             continue
         if state.phase is not phase or start != state.position or depth != state.depth or count != 1 or embeds:
             raise SelectionError(f"{item} does not follow from {state}")
-        if loops:
-            boundary = exits.boundary(depth)
-            if depth + loops > boundary:
-                what = "a depth at which it may leave" if boundary < exits.max_loops else f"the last depth, {exits.max_loops - 1}"
-                raise SelectionError(f"{item} with loop_count {loops} runs past {what}")
-            if 1 < loops < boundary - depth:
-                raise SelectionError(
-                    f"{item} with loop_count {loops}, neither one depth nor all {boundary - depth} up to a boundary"
-                )
+        if loops and depth != checked_depth:
+            _check_decode_depths(item, loops, exits)
+            checked_depth = depth
         if request_id in depths_run:
             raise SelectionError(f"request {request_id} decodes twice in one batch")
         depths_run[request_id] = 1
@@ -65,6 +60,16 @@ def validate(
     if stage is Stage.RECURRENT and decode_rows == 0:
         raise SelectionError("a RECURRENT batch without decode rows")
     return rows, len(depths_run)
+
+
+def _check_decode_depths(item: ScheduledRange, loops: int, exits: ExitRule) -> None:
+    """Raise `SelectionError` unless a decode row may run `loops` depths from where it stands."""
+    boundary = exits.boundary(item.depth)
+    if item.depth + loops > boundary:
+        what = "a depth at which it may leave" if boundary < exits.max_loops else f"the last depth, {exits.max_loops - 1}"
+        raise SelectionError(f"{item} with loop_count {loops} runs past {what}")
+    if 1 < loops < boundary - item.depth:
+        raise SelectionError(f"{item} with loop_count {loops}, neither one depth nor all {boundary - item.depth} up to a boundary")
 
 
 def _check_prompt_range(state: RequestState, item: ScheduledRange, loops: int, depths_run: int, num_loops: int) -> int:

@@ -4,10 +4,11 @@ The engine hands out its live objects under these types, so a view costs no copi
 validated against the frontiers before anything moves.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from policies.core.exits import ExitRule
-from policies.core.request import Phase
+from policies.core.request import CODA, PRELUDE, PROMPT, RECURRENT, Phase
 from policies.core.settings import SchedulerSettings
 
 
@@ -71,11 +72,11 @@ class View:
     now_ns: int
     limits: SchedulerSettings
     num_loops: int
-    running: tuple[RequestView, ...]
-    prompts: tuple[RequestView, ...]
-    preludes: tuple[RequestView, ...]
-    codas: tuple[RequestView, ...]
-    looping: tuple[RequestView, ...]
+    running: Sequence[RequestView]
+    prompts: Sequence[RequestView]
+    preludes: Sequence[RequestView]
+    codas: Sequence[RequestView]
+    looping: Sequence[RequestView]
     free_blocks: int
     free_ring_slots: int
     exits: ExitRule
@@ -83,22 +84,24 @@ class View:
     prompt_batches_since_decode: int
     """Prompt batches submitted since decode rows last ran a recurrent depth."""
 
-    def bucket(self, running: tuple[RequestView, ...]) -> None:
+    def bucket(self, running: Sequence[RequestView]) -> None:
         """Set `running` and sort its members by phase, keeping their order. The scheduler's, before every selection."""
-        prompts, preludes, codas, looping = [], [], [], []
+        prompts: list[RequestView] = []
+        preludes: list[RequestView] = []
+        codas: list[RequestView] = []
+        looping: list[RequestView] = []
         for request in running:
             phase = request.phase
-            if phase is Phase.RECURRENT:
+            if phase is RECURRENT:
                 looping.append(request)
-            elif phase is Phase.PROMPT:
+            elif phase is PROMPT:
                 prompts.append(request)
-            elif phase is Phase.CODA:
+            elif phase is CODA:
                 codas.append(request)
-            elif phase is Phase.PRELUDE:
+            elif phase is PRELUDE:
                 preludes.append(request)
         self.running = running
-        self.prompts, self.preludes = tuple(prompts), tuple(preludes)
-        self.codas, self.looping = tuple(codas), tuple(looping)
+        self.prompts, self.preludes, self.codas, self.looping = prompts, preludes, codas, looping
 
     @property
     def has_decode_work(self) -> bool:
