@@ -142,7 +142,7 @@ class DeviceBackend:
         select_ns, host_ns = self._host_ns.pop(batch.seq)
         limit_ns = 0
         if self._roofline is not None:
-            limit_ns = int(sum(self._roofline.parts(batch))) + self._roofline.device.transfer_ns(batch.handover.swapped_bytes)
+            limit_ns = self._roofline.limit_ns(batch) + self._roofline.device.transfer_ns(batch.handover.swapped_bytes)
         return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits)
 
 

@@ -3,8 +3,9 @@
 It does what `executor/backend.py` does. The host chooses a batch, packs it, launches it. The device, a FIFO, begins a batch when it
 is packed and the one before it has ended; how soon after packing it can end depends on the launch, which an idle device waits for.
 With several batches in flight the host's time hides behind the device's. A host that waits learns of an end a little later.
-Simulated time is integer nanoseconds throughout. The host's time for a batch varies, as the real host's does, by a factor from a
-log-normal stream of the run's seed; batches of one shape take the device the same time.
+Simulated time is integer nanoseconds throughout. While the host works its own time runs ahead of SimPy's, and what it does takes
+effect at the times it names; SimPy catches up when the host waits. The host's time for a batch varies, as the real host's does, by
+a factor from a log-normal stream of the run's seed; batches of one shape take the device the same time.
 """
 
 import random
@@ -87,21 +88,18 @@ class SimBackend:
                 raise KeyboardInterrupt
             event: Event
             if isinstance(command, Submit):
-                event = yield from self._submit(command.batch)
+                event = self._submit(command.batch)
             else:
                 event = yield from self._wait(command.until_ns)
             command = advance(loop, event)
 
-    def _submit(self, batch: ExecutionBatch) -> Generator[simpy.Event, Any, Tick]:
-        env, loop = self._env, self._loop
-        now_ns = int(env.now)
+    def _submit(self, batch: ExecutionBatch) -> Tick:
+        loop = self._loop
         prediction = self._latency.times(batch)
         if loop.host_spread:
             prediction = prediction.slowed(self._host_rng.lognormvariate(0.0, loop.host_spread))
-        prepared_ns = max(self._free_ns, now_ns) + prediction.select_ns + prediction.prepare_ns
+        prepared_ns = max(self._free_ns, int(self._env.now)) + prediction.select_ns + prediction.prepare_ns
         launched_ns = prepared_ns + prediction.launch_ns
-        if launched_ns > now_ns:
-            yield env.timeout(launched_ns - now_ns)
         self._queue.append(Launched(batch, prediction, prepared_ns + loop.mark_ns))
         if self._device_idle is not None:
             self._device_idle.succeed()
@@ -115,11 +113,7 @@ class SimBackend:
         while True:
             now_ns = int(env.now)
             if self._done and (until_ns is None or self._done[0].finished_ns < until_ns):
-                collected_ns = max(self._free_ns, now_ns) + self._loop.collect_ns
-                if collected_ns > now_ns:
-                    yield env.timeout(collected_ns - now_ns)
-                self._free_ns = collected_ns + self._loop.after_collect_ns
-                return self._collect(collected_ns)
+                return self._collect(max(self._free_ns, now_ns) + self._loop.collect_ns)
             if until_ns is not None and now_ns >= until_ns:
                 return Tick(now_ns)
             self._host_waits = env.event()
@@ -127,6 +121,8 @@ class SimBackend:
             self._host_waits = None
 
     def _collect(self, now_ns: int) -> Completion:
+        """The oldest batch that is done, of which the host has learnt at `now_ns`."""
+        self._free_ns = now_ns + self._loop.after_collect_ns
         batch, prediction, started_ns, finished_ns, waited_ns = self._done.popleft()
         components_ns = prediction.components_ns
         if waited_ns:

@@ -53,12 +53,15 @@ class FittedModel(LatencyModel):
 
     def predict(self, batch: ExecutionBatch) -> Prediction:
         rows, loops, ranges = batch.rows, batch.loop_count, batch.ranges
-        components = self._recurrent_ns(self.file.cutting.key(ranges), loops) if loops else self._flat_ns(batch.stage, rows)
-        if not loops and (skipped := batch.exit_depths):
-            planes = sum([self.model.num_loops - depth for depth in skipped])
-            copies_ns = max(self.layer_factor * self.file.device.copies.of(len(skipped), planes), self._roofline.copies_ns(batch))
-            components = (*components[:4], round(copies_ns), components[5])
-        limit_ns = int(sum(self._roofline.parts(batch)))
+        if loops:
+            components, limit_ns = self._recurrent_ns(self.file.cutting.key(ranges), loops), self._roofline.limit_ns(batch)
+        else:
+            components, limit_ns = self._flat_ns(batch.stage, rows)
+            if skipped := batch.exit_depths:
+                planes = sum([self.model.num_loops - depth for depth in skipped])
+                fitted_ns = self.layer_factor * self.file.device.copies.of(len(skipped), planes)
+                components = (*components[:4], round(max(fitted_ns, self._roofline.copies_ns(batch))), components[5])
+                limit_ns = self._roofline.limit_ns(batch)
         return Prediction(components, limit_ns, *self._host_ns(batch.stage, len(ranges), rows, loops))
 
     def work(self, batch: ExecutionBatch) -> Work:
@@ -93,11 +96,12 @@ class FittedModel(LatencyModel):
         linear, attention, launch = self.file.device.recurrent_ns(work, loops)
         return 0, round(self.layer_factor * linear), round(self.layer_factor * attention), 0, 0, round(launch)
 
-    def _compute_flat_ns(self, stage: Stage, rows: int) -> tuple[int, ...]:
+    def _compute_flat_ns(self, stage: Stage, rows: int) -> tuple[tuple[int, ...], int]:
+        """Components and limit of a batch that runs no depth and copies nothing."""
         device, bucket = self.file.device, self.file.cutting.bucket(rows)
         if stage is Stage.CODA:
-            return 0, 0, 0, round(device.coda.at(bucket)), 0, 0
-        return round(device.embed.at(bucket)), 0, 0, 0, 0, 0
+            return (0, 0, 0, round(device.coda.at(bucket)), 0, 0), int(self._roofline.lm_head_ns(rows))
+        return (round(device.embed.at(bucket)), 0, 0, 0, 0, 0), int(self._roofline.embed_ns(rows))
 
     def _compute_host_ns(self, stage: Stage, ranges: int, rows: int, loops: int) -> tuple[int, int, int, int]:
         """(select, prepare, launch, idle)."""

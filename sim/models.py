@@ -123,7 +123,7 @@ class SeedModel(LatencyModel):
         self._roofline = Roofline(model, facts)
 
     def predict(self, batch: ExecutionBatch) -> Prediction:
-        limit = int(sum(self._roofline.parts(batch)))
+        limit = self._roofline.limit_ns(batch)
         loops = batch.loop_count
         if not loops:
             return Prediction((0, 0, 0, 0, 0, 0), limit, 0, 0)

@@ -138,8 +138,9 @@ class Engine:
         self._device_free_ns = completion.finished_ns
         for state, has_ended in delivered:
             record = self.log.records[state.request_id]
-            record.status = Status.RUNNING
-            record.first_scheduled_ns = state.first_scheduled_ns
+            if record.first_scheduled_ns is None:
+                record.status = Status.RUNNING
+                record.first_scheduled_ns = state.first_scheduled_ns
             record.token_ns.append(completion.finished_ns)
             if has_ended:
                 record.status = Status.FINISHED

@@ -85,6 +85,10 @@ class Roofline:
         num_loops = self.model.num_loops
         return sum([num_loops - depth + 1 for depth in batch.exit_depths]) * self._kv_token_ns
 
+    def limit_ns(self, batch: ExecutionBatch) -> int:
+        """The limit of `batch`, all components together."""
+        return int(sum(self.parts(batch)))
+
     def parts(self, batch: ExecutionBatch) -> Parts:
         """The limit of `batch` by component; its sum is the batch's limit."""
         if batch.stage is Stage.CODA:

@@ -16,9 +16,11 @@ def last_tokens(batch: ExecutionBatch, records: Mapping[int, RequestRecord], ora
     if batch.stage is not Stage.CODA:
         return frozenset()
     return frozenset(
-        item.request_id
-        for item in batch.ranges
-        if item.token_start - records[item.request_id].request.prompt_tokens + 2 == oracle.output_tokens(item.request_id)
+        [
+            request_id
+            for request_id, _, _, position, _, _, _, _ in batch.ranges
+            if position - records[request_id].request.prompt_tokens + 2 == oracle.output_tokens(request_id)
+        ]
     )
 
 

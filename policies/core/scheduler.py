@@ -58,11 +58,7 @@ class Scheduler:
         self._in_flight: deque[ExecutionBatch] = deque()
         self._surplus_until = -1
         self._shares_prefixes = cache.prefix_caching
-        self._view = View()
-        self._view.limits = settings
-        self._view.num_loops = model.num_loops
-        self._view.exits = self.exits
-        self._view.prompt_batches_since_decode = 0
+        self._view = View(settings, model.num_loops, self.exits, self.blocks, self.rings)
 
     @property
     def num_in_flight(self) -> int:
@@ -102,8 +98,6 @@ class Scheduler:
         view = self._view
         view.now_ns = now_ns
         view.bucket(order)
-        view.free_blocks = self.blocks.free_blocks
-        view.free_ring_slots = self.rings.free_slots
         selection = self.policy.select(view)
         if selection is None:
             stuck = [request for request in order if request.phase not in (Phase.DRAINED, Phase.UNDECIDED)]

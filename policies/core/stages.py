@@ -61,15 +61,15 @@ def decode_batch(view: View) -> Selection | None:
     """
     if not view.looping:
         return None
-    requests = within_budget(view, view.looping)
-    ranges = tuple([decode_row(request, Stage.RECURRENT) for request in requests])
+    requests, stage = within_budget(view, view.looping), Stage.RECURRENT
+    ranges = tuple([decode_row(request, stage) for request in requests])
     depth = ranges[0].depth
     needs_boundary = (
         len(requests) < len(view.looping)
         or any([item.depth != depth for item in ranges])
         or (view.limits.decode == "refill" and bool(view.codas or view.preludes))
     )
-    return Selection(Stage.RECURRENT, ranges, 1 if needs_boundary else view.exits.boundary(depth) - depth)
+    return Selection(stage, ranges, 1 if needs_boundary else view.exits.boundary(depth) - depth)
 
 
 def within_budget(view: View, requests: Sequence[RequestView]) -> Sequence[RequestView]:
@@ -117,5 +117,6 @@ def with_stage(ranges: Sequence[ScheduledRange], stage: Stage) -> tuple[Schedule
 
 def mixed_selection(view: View, ranges: Sequence[ScheduledRange]) -> Selection:
     """Decode rows and prompt ranges in one batch, one depth: both kinds need the boundary."""
-    rows = [decode_row(request, Stage.RECURRENT) for request in within_budget(view, view.looping)]
-    return Selection(Stage.RECURRENT, (*rows, *ranges), 1)
+    stage = Stage.RECURRENT
+    rows = [decode_row(request, stage) for request in within_budget(view, view.looping)]
+    return Selection(stage, (*rows, *ranges), 1)

@@ -27,7 +27,7 @@ def validate(
         raise SelectionError(f"a {stage} batch without ranges")
     if (loops == 0) != (stage in DEPTH_FREE_STAGES) or not 0 <= loops <= num_loops:
         raise SelectionError(f"loop_count {loops} in a {stage} batch")
-    allowed = ALLOWED_STAGES[stage]
+    allowed, phase_of_stage = ALLOWED_STAGES[stage], PHASE_OF_STAGE.get(stage)
     depths_run: dict[int, int] = {}
     rows = decode_rows = 0
     checked_depth = None
@@ -36,9 +36,12 @@ def validate(
         state = running.get(request_id)
         if state is None:
             raise SelectionError(f"{item} names a request that is not running")
-        if item_stage not in allowed:
+        if item_stage is stage:
+            phase = phase_of_stage
+        elif item_stage in allowed:
+            phase = PHASE_OF_STAGE.get(item_stage)
+        else:
             raise SelectionError(f"{item_stage} range of request {request_id} in a {stage} batch")
-        phase = PHASE_OF_STAGE.get(item_stage)
         rows += count
         if phase is None:
             earlier = depths_run.get(request_id, 0)

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from policies.core.exits import ExitRule
+from policies.core.kv import BlockLedger
 from policies.core.request import CODA, PRELUDE, PROMPT, RECURRENT, Phase
+from policies.core.ring import RingLedger
 from policies.core.settings import SchedulerSettings
 
 
@@ -65,7 +67,7 @@ class View:
     """
 
     __slots__ = (
-        "codas", "exits", "free_blocks", "free_ring_slots", "limits", "looping", "now_ns", "num_loops", "preludes",
+        "_blocks", "_rings", "codas", "exits", "limits", "looping", "now_ns", "num_loops", "preludes",
         "prompt_batches_since_decode", "prompts", "running",
     )  # fmt: skip
 
@@ -77,12 +79,26 @@ class View:
     preludes: Sequence[RequestView]
     codas: Sequence[RequestView]
     looping: Sequence[RequestView]
-    free_blocks: int
-    free_ring_slots: int
     exits: ExitRule
     """After how many loops decoded tokens may leave, so which depth boundaries decode rows need. When they do is not known here."""
     prompt_batches_since_decode: int
     """Prompt batches submitted since decode rows last ran a recurrent depth."""
+
+    def __init__(self, limits: SchedulerSettings, num_loops: int, exits: ExitRule, blocks: BlockLedger, rings: RingLedger) -> None:
+        self.limits = limits
+        self.num_loops = num_loops
+        self.exits = exits
+        self.prompt_batches_since_decode = 0
+        self._blocks = blocks
+        self._rings = rings
+
+    @property
+    def free_blocks(self) -> int:
+        return self._blocks.free_blocks
+
+    @property
+    def free_ring_slots(self) -> int:
+        return self._rings.free_slots
 
     def bucket(self, running: Sequence[RequestView]) -> None:
         """Set `running` and sort its members by phase, keeping their order. The scheduler's, before every selection."""
