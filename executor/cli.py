@@ -10,7 +10,7 @@ from typing import Any
 from executor.errors import RunError
 from policies.config import load_config
 from policies.core.command import OneLineParser, exit_status
-from policies.core.errors import InputError, InvariantError, SelectionError
+from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
 from policies.grid import load_grid
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -79,7 +79,7 @@ def _guarded(options: argparse.Namespace) -> int:
     """The command's status; whatever it raises becomes one line and status 1 (`python -X dev` shows the traceback)."""
     try:
         return int(options.action(options))
-    except (InputError, InvariantError, SelectionError, BrokenPipeError):
+    except (InputError, InvariantError, SelectionError, WriteError, BrokenPipeError):
         raise
     except Exception as error:
         if sys.flags.dev_mode:

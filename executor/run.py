@@ -25,6 +25,7 @@ from executor.timeline import make_timeline
 from policies.config import input_sha256
 from policies.core.arrivals import Arrivals
 from policies.core.engine import Engine
+from policies.core.errors import WriteError
 from policies.core.limit import Roofline
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
@@ -32,7 +33,7 @@ from policies.interrupt import CtrlC
 from results.finish import write_outputs
 from results.identity import RunIdentity
 from results.metrics import RunStatus
-from results.rundir import RunDirectory
+from results.rundir import RunDirectory, drafted
 
 TOKENS = "tokens.csv"
 
@@ -66,7 +67,8 @@ def execute(
 
     Ctrl-C ends the run as `interrupted`. Anything that goes wrong ends it as `failed` and raises `RunError`: a kernel, a broken
     invariant, a wrong address under `audit`. Either way the device finishes what it was given, and what was collected until then is
-    in the directory. Raises `InputError` before there is a directory when policy, model and cache do not go together.
+    in the directory. A disk that does not take it all raises `WriteError`. Raises `InputError` before there is a directory when
+    policy, model and cache do not go together.
     """
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
     scheduler = Scheduler(config.policy, shape, config.scheduler, config.cache, config.exit)
@@ -107,7 +109,6 @@ def execute(
             ending = run_to_end(backend.run, session.synchronize)
         # A token that was sampled for a client who had hung up is not an output.
         tokens = {request_id: ids[: log.records[request_id].output_tokens] for request_id, ids in backend.tokens.items()}
-        write_tokens(directory.path / TOKENS, tokens)
         summary = write_outputs(
             directory,
             log,
@@ -130,6 +131,8 @@ def execute(
                 "audited_rows": address_audit.rows_checked if address_audit else None,
                 **ending.as_summary(),
             },
+            write_more=lambda: write_tokens(directory.path / TOKENS, tokens),
+            broken=ending.error if isinstance(ending.error, WriteError) else None,
         )
     if ending.error is not None:
         where = f"after {log.totals.num_batches} batches; what had finished is in {directory.path}, marked failed"
@@ -191,7 +194,7 @@ def one_line(error: BaseException) -> str:
 
 def write_tokens(path: Path, tokens: dict[int, list[int]]) -> None:
     """`request_id,token_ids`: the output of every request, ids joined by spaces."""
-    with open(path, "w", encoding="ascii", newline="") as file:
+    with drafted(path) as draft, open(draft, "w", encoding="ascii", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("request_id", "token_ids"))
         writer.writerows((request_id, " ".join(map(str, tokens[request_id]))) for request_id in sorted(tokens))

@@ -9,17 +9,19 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import yaml
 
-from policies.core.errors import InputError
+from policies.core.errors import InputError, WriteError
 from policies.core.runlog import REQUEST_COLUMNS, RequestRecord
 from results.identity import RunIdentity
 
+TAIL_BYTES = 1 << 16
 RUNS_ROOT = Path("results/runs")
 MARKER = "# The resolved configuration of one run; `results` wrote it and knows its directory by this line.\n"
 CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS, REPLAY, PREDICTED = (
@@ -30,13 +32,14 @@ CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS, REPLAY, PREDICTED = (
 class RunDirectory:
     """One run's output. Use `create`, hand `batches` to the `RunLog`, and finish with `results.finish.write_outputs`.
 
-    As a context manager it closes `batches.csv` whatever happens; without a summary the directory then reads as unfinished.
+    As a context manager it closes `batches.csv` whatever happens; without a summary the directory then reads as unfinished. What
+    the disk does not take raises `WriteError`, and no file is left by half.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self.batches = open(path / BATCHES, "w", buffering=1 << 20, encoding="ascii", newline="\n")  # noqa: SIM115
+        self.batches = GrowingFile(path / BATCHES)
 
     @classmethod
     def create(cls, config: Mapping[str, Any], identity: RunIdentity, out: str | os.PathLike[str] | None = None) -> "RunDirectory":
@@ -62,7 +65,7 @@ class RunDirectory:
 
         `token_ns` is the delivery time of every token, joined by spaces.
         """
-        with open(self.path / REQUESTS, "w", encoding="utf-8", newline="") as file:
+        with drafted(self.path / REQUESTS) as draft, open(draft, "w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(REQUEST_COLUMNS)
             writer.writerows(map(request_row, records))
@@ -70,13 +73,11 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` in one step. Raises `ValueError` for a NaN or an infinity, which JSON has no word for."""
         self.batches.close()
-        draft = self.path / (SUMMARY + ".tmp")
-        with open(draft, "w", encoding="utf-8") as file:
+        with drafted(self.path / SUMMARY) as draft, open(draft, "w", encoding="utf-8") as file:
             json.dump(summary, file, indent=2, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, self.path / SUMMARY)
 
     def __enter__(self) -> "RunDirectory":
         return self
@@ -86,6 +87,56 @@ class RunDirectory:
             self.batches.close()
         finally:
             os.close(self._lock)
+
+
+class GrowingFile:
+    """A text file that is written line by line, `path`. What the disk does not take is cut off, so that its lines are whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "w", buffering=1 << 20, encoding="ascii", newline="\n")  # noqa: SIM115
+
+    def write(self, text: str) -> None:
+        try:
+            self._file.write(text)
+        except OSError as error:
+            raise WriteError(f"{self._path}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Close it once; later calls do nothing."""
+        try:
+            self._file.close()
+        except OSError as error:
+            _cut_to_lines(self._path)
+            raise WriteError(f"{self._path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Where to write what is to become `path`: a draft that takes its place when the block ends, and is gone when it fails."""
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        yield draft
+        os.replace(draft, path)
+    except OSError as error:
+        raise WriteError(f"{path}: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _cut_to_lines(path: Path) -> None:
+    """Cut a file after its last whole line."""
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - TAIL_BYTES)
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                end = start + at + 1
+                break
+            end = start
+        file.truncate(end)
 
 
 def request_row(record: RequestRecord) -> tuple[object, ...]:
@@ -139,7 +190,8 @@ def _locked(path: Path) -> int:
 
 def _clear(path: Path) -> None:
     """Remove what an earlier run wrote into `path`, its summary first."""
-    for name in (SUMMARY, SUMMARY + ".tmp", BATCHES, REQUESTS, TRACE, REPLAY, PREDICTED):
+    for name in (SUMMARY, BATCHES, REQUESTS, TRACE, REPLAY, PREDICTED):
+        (path / (name + ".tmp")).unlink(missing_ok=True)
         (path / name).unlink(missing_ok=True)
     shutil.rmtree(path / PLOTS, ignore_errors=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 from policies.config import RunConfig, input_sha256, model_shape
 from policies.core.arrivals import Arrivals
 from policies.core.engine import Engine
-from policies.core.errors import InputError
+from policies.core.errors import InputError, WriteError
 from policies.core.model import ModelShape
 from policies.core.request import ExitOracle
 from policies.core.runlog import RunLog
@@ -94,7 +94,8 @@ def simulate(
 
     `workload` stands in for the config's, whose files may not be here: then the summary has no `input_sha256`. Without `plots`
     neither pictures nor a Perfetto trace are written. Ctrl-C ends the run as `interrupted`: what was simulated until then is
-    written and marked. Raises `InputError` for a wrong config, and what the engine raises when an invariant breaks.
+    written and marked. Raises `InputError` for a wrong config, `WriteError` when the disk does not take it all, and what the engine
+    raises when an invariant breaks.
     """
     simulation = Simulation.prepare(config, workload)
     inputs = {} if workload else {"input_sha256": inputs_sha256(config)}
@@ -105,7 +106,7 @@ def simulate(
         log = RunLog(directory.batches)
         asked = simulation.workload
         engine = Engine(scheduler, Arrivals(asked.requests, asked.concurrency), log, asked.patience_ns)
-        status = run_to_end(engine, simulation)
+        status, broken = run_to_end(engine, simulation)
         summary = write_outputs(
             directory,
             log,
@@ -118,14 +119,16 @@ def simulate(
             skipped_rows=asked.skipped_rows,
             notes=simulation.notes,
             extra=inputs,
+            broken=broken,
         )
     if not keep_batches:
         (directory.path / BATCHES).unlink()
     return directory.path, summary
 
 
-def run_to_end(engine: Engine, simulation: Simulation) -> RunStatus:
-    """`complete`, or `interrupted` when Ctrl-C came first; it takes effect between two steps, so that logs and records agree."""
+def run_to_end(engine: Engine, simulation: Simulation) -> tuple[RunStatus, WriteError | None]:
+    """`complete`, `interrupted` when Ctrl-C came first, which takes effect between two steps, so that logs and records agree, or
+    `failed` with what the disk did not take."""
     with CtrlC() as ctrl_c:
         try:
             SimBackend(
@@ -138,5 +141,7 @@ def run_to_end(engine: Engine, simulation: Simulation) -> RunStatus:
             ).run()
         except KeyboardInterrupt:
             print("interrupted: writing what was simulated until now", file=sys.stderr)
-            return "interrupted"
-    return "complete"
+            return "interrupted", None
+        except WriteError as error:
+            return "failed", error
+    return "complete", None

@@ -1,18 +1,22 @@
 """Runs that do not complete: what stops them, how they say so, and that what had finished is on disk and true."""
 
 import csv
+import errno
 import io
+import os
 import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from log_checker import parse_batches
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from executor_runs import config_of, delivered, run_on, session_of  # noqa: E402
+from executor_runs import BASE, config_of, delivered, run_on, session_of  # noqa: E402
 
+from executor.cli import main  # noqa: E402
 from executor.errors import RunError  # noqa: E402
 from executor.kernels.meta import HostMeta  # noqa: E402
 from executor.packing import BatchPacker  # noqa: E402
@@ -20,7 +24,9 @@ from executor.programs import EAGER_USES, ProgramKey, Programs  # noqa: E402
 from executor.runner import Launched  # noqa: E402
 from executor.session import Session  # noqa: E402
 from policies.core.batch import ExecutionBatch  # noqa: E402
+from policies.core.errors import WriteError  # noqa: E402
 from results.load import load_run  # noqa: E402
+from results.rundir import GrowingFile  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -206,3 +212,45 @@ def test_a_finished_run_before_it_leaves_no_tokens_in_a_directory_taken_over(
         run_on(session, tmp_path / "run")
     assert not (tmp_path / "run" / "tokens.csv").exists()
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("full", ["tokens.csv", "requests.csv"])
+def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_rest(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(target).name == full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr("results.rundir.os.replace", replace)
+    with pytest.raises(WriteError, match=rf"run/{full}: No space left on device; what could be written is in .*, marked failed"):
+        run_on(session, tmp_path / "run")
+    assert load_run(tmp_path / "run").summary["status"] == "failed"
+    expected = {"batches.csv", "config.yaml", "requests.csv", "summary.json", "tokens.csv"} - {full}
+    assert {item.name for item in (tmp_path / "run").iterdir()} == expected
+
+
+def test_a_full_disk_in_mid_run_ends_it_with_one_line_and_keeps_what_had_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log takes 20 batches and no more."""
+    real, calls = GrowingFile.write, iter(range(1000))
+
+    def write(self: GrowingFile, text: str) -> None:
+        if next(calls) > 20:
+            raise WriteError(f"{self._path}: No space left on device")
+        real(self, text)
+
+    monkeypatch.setattr(GrowingFile, "write", write)
+    config, place = tmp_path / "run.yaml", tmp_path / "run"
+    config.write_text(yaml.safe_dump(BASE))
+    assert main(["run", str(config), "--device", "cpu", "--no-plots", "--out", str(place)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"executor: {place}/batches.csv: No space left on device; what could be written is in {place}, marked failed"
+    )
+    assert load_run(place).summary["status"] == "failed"
+    assert len(parse_batches((place / "batches.csv").read_text())) == 20
+    assert (place / "tokens.csv").exists() and (place / "requests.csv").exists()

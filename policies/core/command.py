@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from policies.core.errors import InputError, InvariantError, SelectionError
+from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -16,7 +16,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def exit_status(program: str, action: Callable[[], int]) -> int:
-    """Run `action` and return the status of the process: its own, or 2 for an `InputError`, 1 for a broken rule, 130 for Ctrl-C."""
+    """Run `action` and return the process's status: its own, 2 for an `InputError`, 1 for a broken rule or disk, 130 for Ctrl-C."""
     try:
         return action()
     except InputError as error:
@@ -24,6 +24,9 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
         return 2
     except (InvariantError, SelectionError) as error:
         print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except WriteError as error:
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         sys.stderr.close()

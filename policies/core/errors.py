@@ -9,6 +9,10 @@ class InputError(Exception):
     """A file, a config key or an argument is wrong. The message is one sentence naming what, where and what was expected."""
 
 
+class WriteError(Exception):
+    """The disk did not take a run's output. The message names the file and the reason, and what is left of the run."""
+
+
 class SelectionError(Exception):
     """A policy proposed something that its view does not allow. The message names the request, the range and the frontier."""
 

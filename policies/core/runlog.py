@@ -7,7 +7,7 @@ columns after `ranges` are ours and may grow. The log formats, it does not compu
 from array import array
 from dataclasses import dataclass, field
 from operator import add
-from typing import TextIO
+from typing import Protocol
 
 from policies.core.batch import NOTHING, ExecutionBatch, Handover, ScheduledRange, Stage
 from policies.core.errors import InvariantError
@@ -89,10 +89,16 @@ class BatchTotals:
         return sum(stage.limit_ns for stage in self.by_stage.values())
 
 
+class Lines(Protocol):
+    """Where lines go: a text file, or anything that takes them."""
+
+    def write(self, text: str, /) -> object: ...
+
+
 class RunLog:
     """Writes `batches.csv` lines to `batches` as batches complete (None: keeps totals only) and holds the request records."""
 
-    def __init__(self, batches: TextIO | None = None) -> None:
+    def __init__(self, batches: Lines | None = None) -> None:
         self.records: dict[int, RequestRecord] = {}
         self.totals = BatchTotals()
         self._batches = batches
