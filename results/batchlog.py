@@ -10,6 +10,8 @@ from policies.core.errors import InputError
 from policies.core.runlog import BATCH_COLUMNS
 
 CONTRACT_COLUMNS = BATCH_COLUMNS[:10]
+MOST_LOOPS = 10_000
+"""A longer batch is no batch of ours: readers take it apart loop by loop."""
 
 
 class LoggedRange(NamedTuple):
@@ -94,6 +96,9 @@ def _parse(line: str, num_columns: int, path: Path, number: int) -> LoggedBatch:
         if len(fields) != num_columns or not line.endswith("\n"):
             raise ValueError(f"{len(fields)} fields, expected {num_columns}")
         seq, stage, loops, requests, rows, _, started, finished, _, ranges = fields[:10]
-        return LoggedBatch(int(seq), Stage(stage).value, int(loops), int(requests), int(rows), int(started), int(finished), ranges)
+        batch = LoggedBatch(int(seq), Stage(stage).value, int(loops), int(requests), int(rows), int(started), int(finished), ranges)
+        if not 0 <= batch.loop_count <= MOST_LOOPS:
+            raise ValueError(f"loop_count: {batch.loop_count}, expected 0 to {MOST_LOOPS}")
+        return batch
     except ValueError as error:
         raise InputError(f"{path} line {number}: {error}") from None

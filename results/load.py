@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pandas as pd
@@ -13,15 +14,21 @@ from policies.core.errors import InputError
 from policies.core.runlog import BATCH_COLUMNS, REQUEST_COLUMNS
 from results.batchlog import CONTRACT_COLUMNS, LoggedBatch, read_batches
 from results.identity import policy_label
-from results.metrics import LATENCIES
+from results.metrics import LATENCIES, STATISTICS
 from results.pack import SUFFIX, is_pack, unpacked
 from results.rundir import BATCHES, CONFIG, REQUESTS, SUMMARY, is_run_directory
 
 BATCHES_PER_PIECE = 50_000
-REQUIRED_KEYS = (
-   "policy", "model", "device", "workload", "prefill_chunk_size", "num_loops", "status", "num_requests",
-    "first_arrival_ns", "duration_s", *LATENCIES,
-)  # fmt: skip
+NUMBER = (int, float)
+REQUIRED_KEYS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("policy", "model", "device", "workload", "world", "config_sha256", "status"), (str,)),
+    **dict.fromkeys(("prefill_chunk_size", "num_loops", "num_requests", "num_finished", "num_refused", "num_batches"), (int,)),
+    **dict.fromkeys(("first_arrival_ns", "duration_s", "device_idle_s"), NUMBER),
+    **dict.fromkeys(("request_throughput", "prompt_token_throughput", "output_token_throughput"), (*NUMBER, NoneType)),
+    **dict.fromkeys(("rows_per_recurrent_invocation", "gpu_busy_fraction", "limit_fraction"), (*NUMBER, NoneType)),
+    **dict.fromkeys(("stages", *LATENCIES), (dict,)),
+}
+"""What every summary has, and of which type."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +106,9 @@ def load_run(path: str | Path) -> Run:
         raise InputError(f"{path}: {CONFIG} or {SUMMARY} is corrupt: {_one_line(error)}") from None
     if not isinstance(config, dict):
         raise InputError(f"{path / CONFIG}: holds {type(config).__name__}, expected a mapping")
-    missing = [key for key in REQUIRED_KEYS if key not in summary] if isinstance(summary, dict) else list(REQUIRED_KEYS)
-    if missing:
-        raise InputError(f"{path / SUMMARY}: key {missing[0]} is missing")
+    if not all(isinstance(config.get(key), dict) for key in ("workload", "policy")):
+        raise InputError(f"{path / CONFIG}: workload or policy is missing, expected the config of a run")
+    _check_summary(summary, path / SUMMARY)
     return Run(path, config, summary)
 
 
@@ -137,6 +144,19 @@ def find_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[Path]]:
     if not runs:
         raise InputError(f"{', '.join(map(str, paths))}: no finished run")
     return runs, unfinished
+
+
+def _check_summary(summary: Any, path: Path) -> None:
+    for key, types in REQUIRED_KEYS.items():
+        if not isinstance(summary, dict) or key not in summary:
+            raise InputError(f"{path}: key {key} is missing")
+        if not isinstance(summary[key], types):
+            raise InputError(f"{path}: {key}: {summary[key]!r}, expected {' or '.join(kind.__name__ for kind in types)}")
+    for key in LATENCIES:
+        if not all(isinstance(summary[key].get(name, ""), (*NUMBER, NoneType)) for name in STATISTICS):
+            raise InputError(f"{path}: {key}: expected a number for each of {', '.join(STATISTICS)}")
+    if not isinstance(summary.get("policy_options", {}), dict):
+        raise InputError(f"{path}: policy_options: {summary['policy_options']!r}, expected a mapping")
 
 
 def _check_columns(path: Path, expected: Sequence[str]) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from results.load import Run
 
 SUFFIX = ".tar.xz"
+MOST_BYTES = 1 << 30
+"""Of one file in a pack; a column of a hundred million batches has less."""
 Logs = Literal["first", "all", "none"]
 
 
@@ -68,11 +70,14 @@ def unpack(path: Path, folder: Path) -> list[Path]:
     try:
         for name, files in _runs_in(path):
             place = folder / name
+            decoded = _decoded(files)
             place.mkdir(parents=True, exist_ok=True)
-            for file, data in _decoded(files).items():
+            for file, data in decoded.items():
                 (place / file).write_bytes(data)
             places.append(place)
-    except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, IndexError, KeyError) as error:
+        if not places:
+            raise ValueError("it holds no run")
+    except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise InputError(f"{path}: is not a whole pack of runs ({error})") from None
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from None
@@ -106,8 +111,14 @@ def _parts_of(run: "Run", keeps_logs: bool) -> Parts:
             if not (run.path / name).is_file():
                 raise InputError(f"{run.path}: has no {name} to keep")
         batches = (run.path / BATCHES).read_bytes()
+        try:
+            ends_ns = finished_ns(batches)
+        except (ValueError, IndexError):
+            raise InputError(f"{run.path / BATCHES}: is not a whole log of batches") from None
+        if len(ends_ns) != run.summary["num_batches"]:
+            raise InputError(f"{run.path / BATCHES}: has {len(ends_ns)} batches, {SUMMARY} says {run.summary['num_batches']}")
         tables = {BATCHES: encode_batches(batches)}
-        tables[REQUESTS] = encode_requests((run.path / REQUESTS).read_bytes(), finished_ns(batches))
+        tables[REQUESTS] = encode_requests((run.path / REQUESTS).read_bytes(), ends_ns)
         parts |= {f"{table}/{part}": data for table, items in tables.items() for part, data in items.items()}
     return parts
 
@@ -119,34 +130,38 @@ def _config_text(config: Mapping[str, Any]) -> str:
 
 def _runs_in(path: Path) -> Iterator[tuple[str, Parts]]:
     """(name, files by name within its folder) of every run, in the pack's order."""
+    with lzma.open(path) as stream:
+        while stream.read(1 << 20):  # to the checksum at the end, so that of a damaged pack nothing is written
+            pass
     with tarfile.open(path, "r:xz") as archive:
         for name, members in groupby(archive, lambda member: member.name.partition("/")[0]):
             files: Parts = {}
             for member in members:
-                content = archive.extractfile(member)
-                parts = member.name.split("/")
-                if content is None or not 2 <= len(parts) <= 3 or ".." in parts or "" in parts:
+                place, _, file = member.name.partition("/")
+                table, _, part = file.partition("/")
+                is_ours = file in (CONFIG, SUMMARY) or (table in (REQUESTS, BATCHES) and part)
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None or place in ("", ".", "..") or not is_ours or file in files or member.size > MOST_BYTES:
                     raise ValueError(f"it holds {member.name!r}")
-                files["/".join(parts[1:])] = content.read()
+                files[file] = content.read()
             yield name, files
 
 
 def _decoded(files: Parts) -> Parts:
+    """The files of a run directory, the summary last: without it a directory never looks whole. Raises for what was not packed."""
     tables: dict[str, Parts] = {REQUESTS: {}, BATCHES: {}}
-    found: Parts = {}
     for name, data in files.items():
         table, _, part = name.partition("/")
         if part:
             tables[table][part] = data
-        else:
-            found[name] = data
+    found: Parts = {CONFIG: files[CONFIG]}
     ends_ns = None
     if tables[BATCHES]:
         found[BATCHES] = decode_batches(tables[BATCHES])
         ends_ns = finished_ns(found[BATCHES])
     if tables[REQUESTS]:
         found[REQUESTS] = decode_requests(tables[REQUESTS], ends_ns)
-    return found
+    return {**found, SUMMARY: files[SUMMARY]}
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -193,6 +193,9 @@ def _row(line: str, path: Path, number: int) -> ProfileRow:
         if named["kind"] not in KINDS:
             raise ValueError(f"kind {named['kind']!r}, expected one of {', '.join(KINDS)}")
         numbers = {name: int(named[name]) if named[name] else None for name in NUMBER_COLUMNS}
+        negative = next((name for name, value in numbers.items() if value is not None and value < 0), None)
+        if negative is not None:
+            raise ValueError(f"{negative}: {numbers[negative]}, expected at least 0")
         row = ProfileRow(
             named["kind"], named["case"], Stage(named["stage"]) if named["stage"] else None, ranges=named["ranges"], **numbers
         )

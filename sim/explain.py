@@ -1,6 +1,7 @@
 """Where a prediction comes from: components, physical limit, features with their coefficients, claimed error, profiled range."""
 
 import dataclasses
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +102,9 @@ def explain(device: str, ranges: str, stage: str | None, loops: int | None) -> E
     path = model_path(device)
     latency = load_device(device, read_model(path).model if path is not None else OURO_1_4B)
     batch = batch_of(ranges, stage, loops, latency.model.num_loops)
-    prediction = latency.predict(batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the explanation itself says what lies outside the profiled range
+        prediction = latency.predict(batch)
     if not isinstance(latency, FittedModel):
         return Explanation(latency, batch, prediction, (), None, None)
     errors = latency.file.errors_by_stage.get(batch.stage)
@@ -118,6 +121,8 @@ def batch_of(text: str, stage: str | None, loops: int | None, num_loops: int) ->
             for item in parse_ranges(text)
         )
         stages = {item.stage for item in ranges}
+        if len(stages) > 1 and stages != {Stage.RECURRENT, Stage.PREFILLING_RECURRENT}:
+            raise ValueError(f"stages {', '.join(sorted(stages))} share no batch")
         of_batch = Stage(stage) if stage else stages.pop() if len(stages) == 1 else Stage.RECURRENT
     except ValueError as error:
         raise InputError(f"--batch {text!r}: {error}, expected request:stage:depth:start:count for each range") from None
@@ -131,6 +136,8 @@ def batch_of(text: str, stage: str | None, loops: int | None, num_loops: int) ->
         loops = 0 if of_batch in WITHOUT_LOOPS else whole if of_batch is Stage.PREFILL else 1
     if (loops == 0) != (of_batch in WITHOUT_LOOPS) or loops < 0:
         raise InputError(f"--loops {loops}: expected {'0' if of_batch in WITHOUT_LOOPS else 'at least 1'} for a {of_batch} batch")
+    if loops > num_loops - (deepest := max(item.depth for item in ranges)):
+        raise InputError(f"--loops {loops}: expected at most {num_loops - deepest} from depth {deepest} of {num_loops}")
     rows = sum(item.token_count for item in ranges)
     return ExecutionBatch(0, of_batch, loops, ranges, rows, len({item.request_id for item in ranges}), 0, -1)
 

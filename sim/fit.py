@@ -31,6 +31,11 @@ def fit_profile(profile: Profile, sha256: str) -> ModelFile:
     model = shape_of(profile)
     cutting = cutting_of(profile, model)
     rows = [row for row in profile.rows if row.stage is not None and row.kind != "copies"]
+    too_deep = next((row for row in rows if (row.loop_count or 0) > model.num_loops), None)
+    if too_deep is not None:
+        raise InputError(
+            f"{profile.path}: case {too_deep.case!r} runs {too_deep.loop_count} loops, {model.name} has {model.num_loops}"
+        )
     cases = [Case.of(row, cutting) for row in rows]
     timed = [case for case in cases if case.row.device_ns and case.row.kind != "host"]
     for stage in (Stage.RECURRENT, Stage.PRELUDE, Stage.CODA):
@@ -57,9 +62,11 @@ def fit_profile(profile: Profile, sha256: str) -> ModelFile:
 def fit_file(path: Path, out: Path) -> tuple[ModelFile, bool]:
     """Fit the profile at `path` into `out`, or find there what this fit made of this very profile; True when it was found.
 
-    Raises `InputError` for a profile that cannot be used, and `OSError` when `out` cannot be written.
+    Raises `InputError` for a profile that cannot be used, and when `out` cannot be written or is the profile itself.
     """
     profile = read_profile(path)
+    if out.exists() and (out.is_dir() or out.samefile(path)):
+        raise InputError(f"--out {out}: is {'a directory' if out.is_dir() else 'the profile'}, expected a file for the model")
     sha256 = sha256_of(path)
     try:
         found = read_model(out)
@@ -68,10 +75,13 @@ def fit_file(path: Path, out: Path) -> tuple[ModelFile, bool]:
     except InputError:
         pass
     model = fit_profile(profile, sha256)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(out.name + ".tmp")
-    draft.write_text(model.to_json(), encoding="utf-8")
-    draft.replace(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft = out.with_name(out.name + ".tmp")
+        draft.write_text(model.to_json(), encoding="utf-8")
+        draft.replace(out)
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written: {error.strerror or error}") from None
     return model, False
 
 

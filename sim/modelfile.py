@@ -5,8 +5,9 @@ Written by `sim.fit`, read by `sim.fitted`. A model file names its profile by co
 
 import dataclasses
 import json
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ SCHEMA = 1
 FIT_VERSION = 4
 """Of features and fit together: raise it with any change after which an old model file would predict or mean something else."""
 
+
+PROVENANCE = ("date", "torch", "kernel_sha256", "gpu")
+"""What a prediction says of the profile that it comes from."""
 
 SHARPNESS = 4
 """Exponent of the soft maximum of attention's critical path and its total work."""
@@ -194,6 +198,47 @@ def read_model(path: Path) -> ModelFile:
         if found != expected:
             raise InputError(f"{path}: {key}: {found!r}, expected {expected}: fit the profile again with `sim fit`")
     try:
-        return _ADAPTER.validate_json(text)
+        file = _ADAPTER.validate_json(text)
     except ValidationError as error:
         raise InputError(f"{path}: {first_problem(error, 'model')}") from None
+    problem = next(_problems(file, data), None)
+    if problem is not None:
+        raise InputError(f"{path}: {problem}: fit the profile again with `sim fit`")
+    return file
+
+
+def _problems(file: ModelFile, data: Any) -> Iterator[str]:
+    """What no fit writes and no prediction survives: times that are no times, tables that do not rise, parts left out."""
+    for section in ("model", "cutting", "device", "host", "loop"):
+        for name, value in _numbers(data[section], section):
+            if not 0 <= value < math.inf:
+                yield f"{name}: {value}, expected a number of at least 0"
+    for name, table in (("linear", file.device.linear), ("embed", file.device.embed), ("coda", file.device.coda)):
+        if not table.rows or len(table.rows) != len(table.ns) or list(table.rows) != sorted(set(table.rows)):
+            yield f"device.{name}: {len(table.rows)} rows and {len(table.ns)} times, expected as many, by ascending rows"
+    if not file.device.attention:
+        yield "device.attention: is empty, expected coefficients by tile height"
+    for section, found, expected in (
+        ("host", file.host, tuple(Stage)),
+        ("profiled", file.profiled, Work._fields),
+        ("profile", file.profile, PROVENANCE),
+    ):
+        yield from (f"{section}.{key}: is missing" for key in expected if key not in found)
+    if min(file.model.num_layers, file.model.num_loops, file.model.num_heads, file.model.hidden_size) < 1:
+        yield f"model: {file.model.name} has no layers, loops, heads or hidden size, expected at least 1 of each"
+    if not (file.cutting.row_buckets and file.cutting.tile_rows) or file.cutting.tile_keys < 1:
+        yield "cutting: no row buckets, tile heights or tile keys, expected at least 1 of each"
+    if file.cutting.split_keys < file.cutting.tile_keys:
+        yield f"cutting.split_keys: {file.cutting.split_keys}, expected at least tile_keys, {file.cutting.tile_keys}"
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Every number below `value`, a part of a JSON file, with its dotted name."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers(item, f"{name}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item, name)
+    elif isinstance(value, int | float):
+        yield name, value

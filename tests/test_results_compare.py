@@ -201,6 +201,8 @@ def test_what_was_not_run_alike_is_refused_by_name(measured: Path, tmp_path: Pat
     assert "measured on another and on h200-analytic, expected repeats on one device" in refusal(simulated_run, measured)
     edit(run / "requests.csv", lambda text: text.replace(",37,4,finished", ",38,4,finished", 1))
     assert "request 0: prompt_tokens: 37 simulated, 38 measured" in refusal(simulated_run, run)
+    edit(run / "requests.csv", lambda text: text[: text.rindex("\n", 0, -1) + 1])
+    assert "requests.csv has 12 lines simulated, 11 measured" in refusal(simulated_run, run)
     edit_summary(run, lambda summary: summary.update(output_tokens=1))
     assert "output_tokens: " in refusal(simulated_run, run)
 

@@ -116,6 +116,9 @@ def test_a_file_that_is_no_whole_pack_is_one_line_and_status_2(tmp_path: Path, c
 
     bad.write_bytes(good.read_bytes()[:-2000])
     assert "bad.tar.xz: is not a whole pack of runs" in refused("report", bad)
+    bad.write_bytes(good.read_bytes()[:-10])
+    assert "bad.tar.xz: is not a whole pack of runs" in refused("unpack", bad, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     bad.write_bytes(b"nothing of the kind")
     assert "bad.tar.xz: is not a whole pack of runs" in refused("unpack", bad, "--out", tmp_path / "out")
     with lzma.open(bad, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as archive:
@@ -123,8 +126,25 @@ def test_a_file_that_is_no_whole_pack_is_one_line_and_status_2(tmp_path: Path, c
     assert "it holds 'run/../../summary.json'" in refused("unpack", bad, "--out", tmp_path / "out")
     assert "p.zip: expected a name that ends in .tar.xz" in refused("pack", run.path, "--out", tmp_path / "p.zip")
     assert "nowhere.tar.xz: no such file" in refused("unpack", tmp_path / "nowhere.tar.xz", "--out", tmp_path / "out")
+    (run.path / "batches.csv").write_text((run.path / "batches.csv").read_text().rsplit("\n", 3)[0] + "\n")
+    assert "batches, summary.json says" in refused("pack", run.path, "--out", good)
+    (run.path / "batches.csv").write_text("")
+    assert "is not a whole log of batches" in refused("pack", run.path, "--out", good)
     (run.path / "batches.csv").unlink()
     assert "has no batches.csv to keep" in refused("pack", run.path, "--out", good)
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
+@pytest.mark.parametrize("name", ["run/config.yaml", "../config.yaml", "/config.yaml", "run/plots/a.png", "run/evil.sh"])
+def test_nothing_but_the_files_of_runs_comes_out_of_a_pack(tmp_path: Path, kind: bytes, name: str) -> None:
+    for is_link in (False, True):
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = (kind, "config.yaml") if is_link else (tarfile.REGTYPE, "")
+        with lzma.open(tmp_path / "bad.tar.xz", "wb") as stream, tarfile.open(fileobj=stream, mode="w") as archive:
+            archive.addfile(member)
+        with pytest.raises(InputError, match="is not a whole pack of runs"):
+            unpack(tmp_path / "bad.tar.xz", tmp_path / "out")
+        assert [item.name for item in tmp_path.iterdir()] == ["bad.tar.xz"]
 
 
 def test_a_run_is_refused_before_its_pack_replaces_an_older_one(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from policies.core.runlog import BATCH_COLUMNS, RunLog
 from results.batchlog import read_batches
 from results.latency import Latencies
 from results.load import find_runs, load_run
-from results.rundir import RunDirectory
+from results.rundir import MARKER, RunDirectory
 
 REQUEST_CONTRACT = (
     "request_id,arrival_ns,prompt_tokens,output_tokens,status,first_scheduled_ns,first_token_ns,finished_ns,preemptions"
@@ -128,6 +128,7 @@ def test_a_refused_request_has_empty_times_and_its_reason(tmp_path: Path) -> Non
         ("summary.json", "[]", "key policy is missing"),
         ("summary.json", '{"policy": "wcpb"}', "key model is missing"),
         ("config.yaml", "model: x\n", "not a run directory"),
+        ("config.yaml", MARKER + "model: x\n", "workload or policy is missing"),
         ("requests.csv", "a,b\n1,2\n", "requests.csv line 1: columns start a,b, expected request_id"),
         ("batches.csv", "a,b\n1,2\n", "batches.csv line 1: columns start a,b, expected seq"),
         (

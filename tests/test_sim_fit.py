@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synthetic_profile import HEADER, TRUTH, batches, host_ns, true_ns, write_profile
@@ -148,6 +152,38 @@ def test_a_profile_that_cannot_be_fitted_is_refused_in_one_sentence(
     assert main(["fit", str(tmp_path / "wrong.csv"), "--out", str(tmp_path / "model.json")]) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "model.json").exists()
+
+
+def test_a_fit_never_writes_over_its_profile(profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "profile.csv"
+    copy.write_bytes(profile.read_bytes())
+    assert main(["fit", str(copy), "--out", str(copy)]) == 2
+    assert capsys.readouterr().err == f"sim: --out {copy}: is the profile, expected a file for the model\n"
+    assert copy.read_bytes() == profile.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda data: data["device"].update(launch_ns=-1.0), "device.launch_ns: -1.0, expected a number of at least 0"),
+        (lambda data: data["device"].update(launch_ns=math.nan), "device.launch_ns: nan, expected a number of at least 0"),
+        (lambda data: data["device"]["linear"]["ns"].pop(), "times, expected as many, by ascending rows"),
+        (lambda data: data["device"].update(attention={}), "device.attention: is empty"),
+        (lambda data: data["host"].pop("CODA"), "host.CODA: is missing"),
+        (lambda data: data["profiled"].pop("tiles"), "profiled.tiles: is missing"),
+        (lambda data: data["profile"].pop("date"), "profile.date: is missing"),
+        (lambda data: data["model"].update(num_layers=0), "has no layers"),
+        (lambda data: data["cutting"].update(row_buckets=[]), "cutting: no row buckets"),
+    ],
+)
+def test_a_model_file_that_no_fit_has_written_is_refused(
+    model: ModelFile, tmp_path: Path, change: Callable[[dict[str, Any]], object], sentence: str
+) -> None:
+    data = json.loads(model.to_json())
+    change(data)
+    (tmp_path / "model.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        read_model(tmp_path / "model.json")
 
 
 def test_a_profile_without_a_stage_is_refused(tmp_path: Path, profile: Path) -> None:

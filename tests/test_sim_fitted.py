@@ -212,6 +212,8 @@ def test_the_explain_command_answers_in_json_too(path: Path, capsys: pytest.Capt
         (["--batch", "0:DECODE:0:5:1"], "'DECODE' is not a valid Stage"),
         (["--batch", "0:RECURRENT:4:5:1"], "a range of 1 tokens from 5 at depth 4"),
         (["--batch", "0:RECURRENT:0:5:1", "--loops", "0"], "--loops 0: expected at least 1 for a RECURRENT batch"),
+        (["--batch", "0:RECURRENT:1:5:1", "--loops", "4"], "--loops 4: expected at most 3 from depth 1 of 4"),
+        (["--batch", "0:RECURRENT:0:5:1 1:CODA:0:5:1"], "stages CODA, RECURRENT share no batch"),
         (["--batch", "0:CODA:0:5:1", "--loops", "2"], "--loops 2: expected 0 for a CODA batch"),
     ],
 )

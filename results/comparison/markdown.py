@@ -112,7 +112,8 @@ def _requests(comparison: Comparison) -> list[str]:
     head = ("workload", "policy", "TTFT", "TPOT", "E2E", "waiting, measured / simulated", "load")
     text = (
         "Request by request: mean absolute error / bias in ms / correlation. Then how many requests wait in the mean, and "
-        "whether they came faster than they were served, so that their wait grew for as long as they came."
+        "whether they came faster than they were served, so that their wait grew for as long as they came. "
+        "A closed loop sends a request when one ends: its wait cannot grow, however busy the device is."
     )
     return ["## Requests and queues", text, _table(head, rows, 2)]
 

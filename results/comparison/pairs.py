@@ -102,6 +102,8 @@ def check_alike(pair: Pair) -> None:
 def _check_requests(left: Run, right: Run, where: str) -> None:
     """Prompts and limits must be the same, and the outputs of what finished on both sides: a client may hang up on one alone."""
     frames = [run.requests()[PER_REQUEST].sort_values("request_id") for run in (left, right)]
+    if len(frames[0]) != len(frames[1]):
+        raise InputError(f"{where}: requests.csv has {len(frames[0])} lines simulated, {len(frames[1])} measured")
     for ours, theirs in zip(*(frame.itertuples(index=False) for frame in frames), strict=True):
         both_finished = ours[3] == theirs[3] == "finished"
         names = PER_REQUEST[:3] + (PER_REQUEST[4:] if both_finished else [])
