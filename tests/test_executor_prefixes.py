@@ -37,7 +37,8 @@ ALIKE: dict[str, Any] = BASE | {
 }  # fmt: skip
 """Two texts of five and a half blocks; the largest request needs 12 groups, four at once up to 44."""
 ROOMY, TIGHT = 120, 15
-CELLS = list(itertools.product(POLICIES, (1, 2, 4), ("off", "recompute", "swap")))
+TROUBLE = ((1, "off"), (2, "off"), (4, "off"), (1, "recompute"), (2, "swap"), (4, "recompute"), (4, "swap"))
+CELLS = [(policy, *trouble) for policy, trouble in itertools.product(POLICIES, TROUBLE)]
 
 
 def sharing(policy: str, inflight: int, preemption: str) -> RunConfig:

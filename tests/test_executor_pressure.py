@@ -156,7 +156,7 @@ def test_requests_of_higher_priority_put_others_out_and_no_bit_changes(
     seats = ("scheduler.max_num_seqs=2", "scheduler.admission=priority", f"cache.num_blocks={20 * PLANES}")
     session = session_of(
         config_of("policy=atomic", f"cache.num_blocks={DEMAND_GROUPS * PLANES}", base=base),
-        *(config_of(f"policy={policy}", *seats, f"cache.preemption={preemption}", base=base) for policy in POLICIES),
+        *(config_of(f"policy={policy}", *seats, f"cache.preemption={preemption}", base=base) for policy in ("split", "wcpb")),
     )
     expected = run_on(session, tmp_path / "expected")
     for run in session.runs[1:]:
