@@ -46,6 +46,14 @@ KINDS = {
     "host": "batches of real runs with the same stage, loop count and number of ranges; `ranges` shows one of them",
     "gap": "time between two things in real runs; `case` says which",
 }
+GAPS = {
+    "device_gap": "from a batch's end to the start of the next, which was queued",
+    "collect": "from a batch's end until the waiting host noticed",
+    "after_collect": "from collecting a batch until the next is being chosen, what is between choosing and preparing included",
+    "after_submit": "from handing a batch over until the next is being chosen, likewise",
+    "mark": "from having prepared a batch to its start on an idle device",
+}
+"""What was seen between batches, by name. The case of a `gap` is the run it was seen in, a colon, and one of these texts."""
 HEADER_KEYS = (
     "schema", "mode", "seed", "date", "commit", "gpu", "driver", "python", "torch", "cuda", "triton", "model", "dtype",
     "kernel_sha256", "cuda_graphs", "block_size", "row_buckets", "tile_rows", "tile_keys", "split_keys", "attention_slots",

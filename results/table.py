@@ -88,11 +88,16 @@ def table_lines(summaries: Sequence[Summary]) -> list[Line]:
     return lines
 
 
+def plain_table(title: str | None) -> Table:
+    """An empty table in the one style that all tables of figures have."""
+    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> Table:
     """A rich table of `summaries`. The best of each workload is bold green, and with `marks_best` also has a `*`."""
     models = sorted({f"{item['model']} on {item['device']} ({item.get('world')})" for item in summaries})
     title = models[0] if len(models) == 1 else None
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = plain_table(title)
     for name, justify in (("workload", "left"), ("policy", "left"), ("chunk", "right"), ("requests\nfinished", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for column in COLUMNS:

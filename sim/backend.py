@@ -124,9 +124,6 @@ class SimBackend:
         """The oldest batch that is done, of which the host has learnt at `now_ns`."""
         self._free_ns = now_ns + self._loop.after_collect_ns
         batch, prediction, started_ns, finished_ns, waited_ns = self._done.popleft()
-        components_ns = prediction.components_ns
-        if waited_ns:
-            components_ns = (*components_ns[:-1], components_ns[-1] + waited_ns)
         return Completion(
             batch.seq,
             now_ns,
@@ -136,7 +133,7 @@ class SimBackend:
             prediction.select_ns,
             prediction.host_ns,
             prediction.limit_ns,
-            components_ns,
+            prediction.components_after(waited_ns),
             early_exits(batch, self._engine.scheduler.exits, self._exits) if self._exits else frozenset(),
         )
 

@@ -58,6 +58,13 @@ class Prediction(NamedTuple):
         late_ns = ready_ns + self.idle_ns - started_ns
         return min(late_ns, self.idle_ns) if late_ns > 0 else 0
 
+    def components_after(self, waiting_ns: int) -> tuple[int, ...]:
+        """`components_ns` of a batch that was `waiting_ns` longer on the device: waiting for its launch is part of `launch`."""
+        if not waiting_ns:
+            return self.components_ns
+        *parts_ns, launch_ns = self.components_ns
+        return (*parts_ns, launch_ns + waiting_ns)
+
     def breakdown(self) -> dict[str, int]:
         """Component name to nanoseconds, host times and limit included."""
         named = dict(zip(COMPONENTS, self.components_ns, strict=True))

@@ -111,8 +111,8 @@ def predict_batches(path: Path, latency: LatencyModel, folder: Path) -> Outcome:
     def observe(row: LoggedBatch, batch: ExecutionBatch) -> None:
         said = latency.predict(batch)
         waiting_ns = said.waiting_ns(host.launched_ns(row) - said.launch_ns + latency.loop.mark_ns, row.started_ns)
-        *parts_ns, launch_ns = said.components_ns
-        rows.append((batch.seq, said.select_ns, said.host_ns, said.device_ns + waiting_ns, *parts_ns, launch_ns + waiting_ns))
+        device_ns = said.device_ns + waiting_ns
+        rows.append((batch.seq, said.select_ns, said.host_ns, device_ns, *said.components_after(waiting_ns)))
 
     outcome = replay(path, observe)
     write_predictions(folder, rows)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.optimize import isotonic_regression, least_squares, nnls
 
 from policies.core.batch import Stage
-from results.profile import Profile, ProfileRow
+from results.profile import GAPS, Profile, ProfileRow
 from sim.features import Cutting, Work
 from sim.latency import HostLoop
 from sim.modelfile import Attention, Combine, Copies, DeviceTimes, HostTime, StageHost, Table, attention_ns
@@ -23,14 +23,6 @@ OUTLIER = 0.03
 """Relative residual from which on a case counts by its size and no longer by its square."""
 TABLES = {Stage.PRELUDE: "embed", Stage.PREFILLING_PRELUDE: "embed", Stage.CODA: "coda"}
 """Stages without recurrent loops, and their field of `DeviceTimes`."""
-GAPS = {
-    "device_gap_ns": "from a batch's end to the start of the next, which was queued",
-    "mark_ns": "from having prepared a batch to its start on an idle device",
-    "collect_ns": "from a batch's end until the waiting host noticed",
-    "after_collect_ns": "from collecting a batch until the next is being chosen, what is between choosing and preparing included",
-    "after_submit_ns": "from handing a batch over until the next is being chosen, likewise",
-}
-"""Which gap of a profile each part of the host's loop is; a gap's case is the run it was seen in, a colon, and one of these."""
 DEVIATIONS_TO_P90 = 1.2816
 """Of a normal distribution, in standard deviations from the median."""
 ENOUGH = 4
@@ -206,7 +198,8 @@ def fit_loop(profile: Profile) -> HostLoop:
         counts = np.cumsum([count for _, count in seen])
         return seen[int(np.searchsorted(counts, counts[-1] / 2))][0] if seen else 0
 
-    return HostLoop(**{name: typical(text) for name, text in GAPS.items()}, host_spread=_host_spread(profile.of_kind("host")))
+    gaps_ns = {f"{name}_ns": typical(text) for name, text in GAPS.items()}
+    return HostLoop(**gaps_ns, host_spread=_host_spread(profile.of_kind("host")))
 
 
 def _host_spread(rows: Sequence[ProfileRow]) -> float:

@@ -1,26 +1,22 @@
 """Properties of every policy on random small worlds: the nine invariants by an outside checker, and nothing left at the end."""
 
-import os
 import random
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+from hash_seeds import outputs_under_two_hash_seeds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from log_checker import Replay, Rules, check_log, parse_batches
-from toy_backend import Run, World, model_with, run
+from log_checker import check_log, parse_batches
+from worlds import VARIANTS, RandomWorld
 
 from policies.atomic import Atomic
-from policies.core.batch import ExecutionBatch, Selection, Stage
+from policies.core.batch import Selection, Stage
 from policies.core.errors import SelectionError
 from policies.core.exits import ExitSettings
 from policies.core.policy import Policy, prompt_range
 from policies.core.request import Request
-from policies.core.settings import SchedulerSettings
+from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.core.validation import validate
 from policies.core.view import View
 from policies.mixed import Mixed
@@ -28,81 +24,7 @@ from policies.registry import POLICIES
 from policies.split import Split
 from policies.wcpb import Wavefront
 
-VARIANTS: dict[str, Policy] = {
-    "atomic": Atomic(),
-    "split": Split(),
-    "mixed": Mixed(),
-    "wcpb": Wavefront(),
-    "wcpb-apart": Wavefront(mix_decode=False),
-    "wcpb-staged": Wavefront(fuse_prelude=False),
-    "wcpb-apart-staged": Wavefront(mix_decode=False, fuse_prelude=False),
-}
 PROFILE = settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@dataclass(frozen=True)
-class Case:
-    """One random world: everything but the policy."""
-
-    requests: tuple[Request, ...]
-    outputs: Mapping[int, int]
-    scheduler: SchedulerSettings
-    num_loops: int
-    num_blocks: int
-    block_size: int
-    concurrency: int | None
-    durations_ns: tuple[int, ...]
-    host_ns: int
-    collect_delay_ns: int
-    max_context_tokens: int
-    exits: ExitSettings
-    exit_seed: int
-
-    def run(self, policy: Policy) -> Run:
-        return run(
-            policy,
-            self.requests,
-            self.scheduler,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            concurrency=self.concurrency,
-            model=model_with(self.num_loops, self.max_context_tokens),
-            world=World(self.duration_ns, self.outputs, self.host_ns, self.collect_delay_ns, self.exit_loops),
-            exits=self.exits,
-        )
-
-    def exit_loops(self, request_id: int, position: int) -> int:
-        return random.Random(f"{self.exit_seed} {request_id} {position}").randint(1, self.num_loops)
-
-    def loops_of(self, request_id: int, position: int) -> int:
-        """Loops that the decoded token at `position` counts for, whatever surplus work is done on it."""
-        if self.exits.mode == "fixed":
-            return self.num_loops
-        most = self.exits.max_loops or self.num_loops
-        return min(max(self.exit_loops(request_id, position), self.exits.min_loops), most)
-
-    def duration_ns(self, batch: ExecutionBatch) -> int:
-        return self.durations_ns[batch.seq % len(self.durations_ns)]
-
-    def rules(self, policy: Policy) -> Rules:
-        return Rules(
-            num_loops=self.num_loops,
-            max_num_seqs=self.scheduler.max_num_seqs,
-            max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
-            chunk_tokens=self.scheduler.prefill_chunk_size or self.scheduler.max_num_batched_tokens,
-            inflight=self.scheduler.inflight,
-            resident_chunks=self.num_loops if isinstance(policy, Wavefront) else 1,
-            num_groups=self.num_blocks // self.num_loops,
-            block_size=self.block_size,
-            max_context_tokens=self.max_context_tokens,
-            by_priority=self.scheduler.admission == "priority",
-            scan_limit=self.scheduler.admission_scan_limit,
-            max_bypasses=self.scheduler.max_admission_bypasses,
-            concurrency=self.concurrency,
-            outputs=self.outputs,
-            min_loops=None if self.exits.mode == "fixed" else self.exits.min_loops,
-            max_loops=self.exits.max_loops,
-        )
 
 
 @st.composite
@@ -124,7 +46,7 @@ def schedulers(draw: st.DrawFn) -> SchedulerSettings:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn) -> RandomWorld:
     """Up to nine requests, some of which never fit; a pool from one group in each plane up; a device with any durations, 0 too."""
     num_loops = draw(st.sampled_from([4, 4, 4, 1, 2, 3, 5]))
     block_size = draw(st.integers(1, 8))
@@ -137,13 +59,13 @@ def cases(draw: st.DrawFn) -> Case:
         outputs[request_id] = draw(st.integers(1, max_tokens))
     scheduler = draw(schedulers())
     groups = draw(st.one_of(st.integers(1, 12), st.integers(8, 80)))
-    return Case(
+    return RandomWorld(
         requests=tuple(sorted(requests, key=lambda request: (request.arrival_ns, request.request_id))),
         outputs=outputs,
+        patience_ns={},
         scheduler=scheduler,
+        cache=CacheSettings(block_size, groups * num_loops + draw(st.integers(0, num_loops - 1))),
         num_loops=num_loops,
-        num_blocks=groups * num_loops + draw(st.integers(0, num_loops - 1)),
-        block_size=block_size,
         concurrency=draw(st.sampled_from([None, None, 1, 2, 4])),
         durations_ns=tuple(draw(st.lists(st.integers(0, 30), min_size=1, max_size=7))),
         host_ns=draw(st.sampled_from([0, 0, 5, 50])),
@@ -161,20 +83,12 @@ def exit_settings(num_loops: int) -> st.SearchStrategy[ExitSettings]:
     return st.one_of(st.just(ExitSettings()), early)
 
 
-def checked(case: Case, policy: Policy) -> tuple[Run, Replay]:
-    result = case.run(policy)
-    result.engine.scheduler.check_drained()
-    replay = check_log(result.batches_csv, result.requests_csv, case.rules(policy))
-    return result, replay
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_policy_keeps_all_invariants_on_random_worlds_and_leaves_nothing_allocated(name: str) -> None:
     @PROFILE
     @given(cases())
-    def holds(case: Case) -> None:
-        result, replay = checked(case, VARIANTS[name])
-        assert replay.surplus_rows == result.engine.scheduler.surplus_rows
+    def holds(case: RandomWorld) -> None:
+        case.check(VARIANTS[name])
 
     holds()
 
@@ -185,7 +99,7 @@ def test_every_policy_of_the_registry_is_driven_here() -> None:
 
 @PROFILE
 @given(cases())
-def test_every_decoded_token_is_counted_by_the_loops_after_which_it_left(case: Case) -> None:
+def test_every_decoded_token_is_counted_by_the_loops_after_which_it_left(case: RandomWorld) -> None:
     for policy in VARIANTS.values():
         scheduler_run = case.run(policy).engine
         expected = [0] * (case.num_loops + 1)
@@ -198,7 +112,7 @@ def test_every_decoded_token_is_counted_by_the_loops_after_which_it_left(case: C
 
 @PROFILE
 @given(cases())
-def test_split_and_atomic_never_put_prompt_and_decode_rows_in_one_batch(case: Case) -> None:
+def test_split_and_atomic_never_put_prompt_and_decode_rows_in_one_batch(case: RandomWorld) -> None:
     for policy in (Atomic(), Split(), Wavefront(mix_decode=False)):
         for batch in parse_batches(case.run(policy).batches_csv):
             assert len({item.is_prompt for item in batch.ranges}) == 1
@@ -206,7 +120,7 @@ def test_split_and_atomic_never_put_prompt_and_decode_rows_in_one_batch(case: Ca
 
 @PROFILE
 @given(cases())
-def test_an_atomic_prompt_chunk_always_runs_all_depths_in_one_submission(case: Case) -> None:
+def test_an_atomic_prompt_chunk_always_runs_all_depths_in_one_submission(case: RandomWorld) -> None:
     for batch in case.run(Atomic()).batches:
         if any(item.stage.startswith("PREFILL") for item in batch.ranges):
             assert (batch.stage, batch.loop_count) == ("PREFILL", case.num_loops)
@@ -214,7 +128,7 @@ def test_an_atomic_prompt_chunk_always_runs_all_depths_in_one_submission(case: C
 
 @PROFILE
 @given(cases())
-def test_a_held_cohort_takes_no_new_tokens_until_it_has_drained(case: Case) -> None:
+def test_a_held_cohort_takes_no_new_tokens_until_it_has_drained(case: RandomWorld) -> None:
     full = replace(case, scheduler=replace(case.scheduler, decode="no_refill"), outputs={})
     for policy in VARIANTS.values():
         left: dict[int, int] = {}
@@ -290,7 +204,7 @@ class Perturbed(Policy):
 def test_whatever_validation_lets_pass_keeps_all_invariants(name: str) -> None:
     @PROFILE
     @given(cases(), st.integers(0, 1_000_000))
-    def holds(case: Case, seed: int) -> None:
+    def holds(case: RandomWorld, seed: int) -> None:
         policy = Perturbed(VARIANTS[name], seed)
         result = case.run(policy)
         result.engine.scheduler.check_drained()
@@ -301,7 +215,7 @@ def test_whatever_validation_lets_pass_keeps_all_invariants(name: str) -> None:
 
 @PROFILE
 @given(cases())
-def test_all_policies_run_the_same_tokens_and_differ_only_in_when(case: Case) -> None:
+def test_all_policies_run_the_same_tokens_and_differ_only_in_when(case: RandomWorld) -> None:
     def work(policy: Policy) -> set[tuple[int, str, int, int]]:
         done = set()
         ends = {key: record.request.prompt_tokens + record.output_tokens - 1 for key, record in logs[policy.name].items()}
@@ -323,15 +237,14 @@ def test_all_policies_run_the_same_tokens_and_differ_only_in_when(case: Case) ->
 
 
 DETERMINISM = """
-import hashlib, sys
-sys.path[:0] = {paths!r}
-from test_core_properties import VARIANTS
+import sys
 from toy_backend import World, run
+from worlds import VARIANTS
 from policies.core.request import Request
 from policies.core.settings import SchedulerSettings
 from policies.core.validation import validate
 requests = [Request(i, i * 700, 17 + i * 31 % 90, 1 + i % 9, i % 3) for i in range(40)]
-world = World(lambda batch: 500 + batch.rows * 3 * max(batch.loop_count, 1), {{i: 1 + i % 4 for i in range(0, 40, 3)}}, 20, 5)
+world = World(lambda batch: 500 + batch.rows * 3 * max(batch.loop_count, 1), {i: 1 + i % 4 for i in range(0, 40, 3)}, 20, 5)
 for name, policy in VARIANTS.items():
     for decode in ("refill", "no_refill"):
         for concurrency in (None, 6):
@@ -342,13 +255,6 @@ for name, policy in VARIANTS.items():
 
 
 def test_the_log_is_the_same_byte_for_byte_whatever_the_hash_seed() -> None:
-    here = Path(__file__).parent
-    script = DETERMINISM.format(paths=[str(here), str(here.parent)])
-    started = [
-        subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE)
-        for seed in ("0", "4242")
-    ]
-    first, second = (process.communicate(timeout=120)[0] for process in started)
-    assert all(process.returncode == 0 for process in started)
+    first, second = outputs_under_two_hash_seeds(DETERMINISM)
     assert len(first) > 100_000
     assert first == second

@@ -74,7 +74,7 @@ def snapshot(scheduler: Scheduler) -> list[object]:
         (s.request_id, s.phase, s.depth, s.position, s.num_scheduled_outputs, s.last_seq, s.first_scheduled_ns, repr(s.prompt))
         for s in scheduler.running.values()
     ]
-    counts = (scheduler.num_in_flight, scheduler.blocks.used_blocks, scheduler.rings.used_slots, scheduler.peak_hidden_rows)
+    counts = (len(scheduler.in_flight), scheduler.blocks.used_blocks, scheduler.rings.used_slots, scheduler.peak_hidden_rows)
     return [states, counts, scheduler._next_seq, scheduler._view.prompt_batches_since_decode]
 
 

@@ -66,6 +66,13 @@ class RandomWorld:
     def exit_loops(self, request_id: int, position: int) -> int:
         return 1 + (self.exit_seed + 7 * request_id + 3 * position) * 40503 % 65536 * self.num_loops // 65536
 
+    def loops_of(self, request_id: int, position: int) -> int:
+        """Loops that the decoded token at `position` counts for, whatever surplus work is done on it."""
+        if self.exits.mode == "fixed":
+            return self.num_loops
+        most = self.exits.max_loops or self.num_loops
+        return min(max(self.exit_loops(request_id, position), self.exits.min_loops), most)
+
     def allows(self, policy: Policy) -> bool:
         """Shared K/V go with atomic prefill only."""
         return self.cache.layout == "last_exited" or not policy.splits_prefill

@@ -26,7 +26,7 @@ from policies.core.batch import ExecutionBatch, Stage
 from policies.core.engine import Engine
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
-from results.profile import ProfileRow
+from results.profile import GAPS, ProfileRow
 
 LEAST_BATCHES = 3
 """Fewer batches with the same stage, loops and number of ranges make no line."""
@@ -173,31 +173,25 @@ def _gap_rows(name: str, observed: list[Observed]) -> Iterator[ProfileRow]:
     calm = [item for item in observed if not item.is_disturbed]
     by_seq = {item.batch.seq: item for item in observed}
     gaps = {
-        "from a batch's end to the start of the next, which was queued": [
-            after.started_ns - before.finished_ns for before, after in pairs if after.launched_ns <= before.finished_ns
-        ],
-        "from a batch's end until the waiting host noticed": [
-            item.collected_ns - item.finished_ns for item in calm if _host_was_waiting(item, by_seq)
-        ],
-        "from collecting a batch until the next is being chosen, what is between choosing and preparing included": [
+        "device_gap": [after.started_ns - before.finished_ns for before, after in pairs if after.launched_ns <= before.finished_ns],
+        "collect": [item.collected_ns - item.finished_ns for item in calm if _host_was_waiting(item, by_seq)],
+        "after_collect": [
             item.launching_ns - item.formed_ns - item.select_ns
             for item in calm
             if item.after_seq >= 0 and item.formed_ns == by_seq[item.after_seq].collected_ns
         ],
-        "from handing a batch over until the next is being chosen, likewise": [
+        "after_submit": [
             item.launching_ns - item.formed_ns - item.select_ns
             for item in calm
             if item.after_seq < 0 or item.formed_ns != by_seq[item.after_seq].collected_ns
         ],
-        "from having prepared a batch to its start on an idle device": [
-            after.started_ns - after.made_ns for before, after in pairs if before.finished_ns < after.made_ns
-        ],
+        "mark": [after.started_ns - after.made_ns for before, after in pairs if before.finished_ns < after.made_ns],
     }
-    for case, values in gaps.items():
+    for gap, values in gaps.items():
         if len(values) >= LEAST_BATCHES:
             yield ProfileRow(
                 "gap",
-                f"{name}: {case}",
+                f"{name}: {GAPS[gap]}",
                 n=len(values),
                 device_ns=median(values),
                 device_p10_ns=percentile(values, 10),

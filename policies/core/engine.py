@@ -6,11 +6,9 @@ sent, in integer nanoseconds. At equal times arrivals come before completions' c
 """
 
 import heapq
-from collections import deque
 from collections.abc import Generator, Mapping
 
 from policies.core.arrivals import Arrivals
-from policies.core.batch import ExecutionBatch
 from policies.core.errors import InvariantError, StuckError
 from policies.core.events import Command, Completion, Event, Submit, Wait
 from policies.core.request import Request, Status
@@ -32,27 +30,25 @@ class Engine:
         self._patience_ns = patience_ns or {}
         self._hang_ups: list[tuple[int, int]] = []
         self._device_free_ns = 0
-        self._submitted: deque[ExecutionBatch] = deque()
 
     def run(self) -> Generator[Command, Event, None]:
         """Drive the run to its end. Raises when an invariant breaks, a policy errs, or requests are stuck.
 
         With `inflight` n the loop submits up to n batches before it waits for the first: selection reads scheduled progress.
         """
-        scheduler, submitted = self.scheduler, self._submitted
-        inflight = scheduler.settings.inflight
+        scheduler = self.scheduler
+        in_flight, inflight = scheduler.in_flight, scheduler.settings.inflight
         while True:
             self._catch_up()
-            if len(submitted) < inflight:
+            if len(in_flight) < inflight:
                 batch = scheduler.form_batch(self.now_ns)
                 if batch is not None:
-                    submitted.append(batch)
                     for item in batch.handover.preemptions:
                         self.log.records[item.request_id].preemptions += 1
                     self._hear((yield Submit(batch)))
                     continue
                 until_ns = self._next_ns()
-                if until_ns is None and not submitted:
+                if until_ns is None and not in_flight:
                     self._check_end()
                     return
                 self._hear((yield Wait(until_ns)))
@@ -123,8 +119,7 @@ class Engine:
             self._apply(event)
 
     def _apply(self, completion: Completion) -> None:
-        delivered = self.scheduler.collect(completion)
-        batch = self._submitted.popleft()
+        batch, delivered = self.scheduler.collect(completion)
         if not batch.formed_ns <= completion.started_ns <= completion.finished_ns <= completion.now_ns:
             raise InvariantError(
                 f"invariant 6: batch {batch.seq} formed at {batch.formed_ns}, started at {completion.started_ns}, finished at "

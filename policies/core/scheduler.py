@@ -55,14 +55,11 @@ class Scheduler:
         self.peak_hidden_rows = 0
         self.tokens_by_loops = [0] * (model.num_loops + 1)
         self._next_seq = 0
-        self._in_flight: deque[ExecutionBatch] = deque()
+        self.in_flight: deque[ExecutionBatch] = deque()
+        """Batches formed and not yet collected, the oldest first."""
         self._surplus_until = -1
         self._shares_prefixes = cache.prefix_caching
         self._view = View(settings, model.num_loops, self.exits, self.blocks, self.rings)
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._in_flight)
 
     @property
     def has_requests(self) -> bool:
@@ -128,7 +125,7 @@ class Scheduler:
             self.residents.handover(moves),
             self.blocks.planes > 1,
         )
-        self._in_flight.append(batch)
+        self.in_flight.append(batch)
         return batch
 
     def _check_room(self, selection: Selection) -> None:
@@ -190,15 +187,16 @@ class Scheduler:
             state.phase = Phase.CODA
             state.position = state.prompt_tokens - 1
 
-    def collect(self, completion: Completion) -> list[tuple[RequestState, bool]]:
-        """Apply what the device reports for the oldest submitted batch; return (request, has ended) for every token delivered.
+    def collect(self, completion: Completion) -> tuple[ExecutionBatch, list[tuple[RequestState, bool]]]:
+        """Apply what the device reports for the oldest submitted batch; return it with (request, has ended) for every token
+        delivered.
 
         Raises `InvariantError` when completions come out of order. A token sampled for a request that has already ended is
         surplus: counted, never delivered. Blocks and rings return only when no submitted batch touches the request any more.
         """
-        if not self._in_flight:
+        if not self.in_flight:
             raise InvariantError(f"invariant 6: batch {completion.seq} completed, none is in flight")
-        batch = self._in_flight.popleft()
+        batch = self.in_flight.popleft()
         if completion.seq != batch.seq:
             raise InvariantError(f"invariant 6: batch {completion.seq} completed, the oldest submitted one is {batch.seq}")
         residents = self.residents
@@ -228,7 +226,7 @@ class Scheduler:
                 delivered.append((state, has_ended))
         if residents.draining:
             residents.release_drained()
-        return delivered
+        return batch, delivered
 
     def _apply_exits(self, batch: ExecutionBatch, exits: frozenset[int]) -> None:
         """Send the tokens that have left on to CODA, and those that waited at the last depth for `batch` to say so or not.
@@ -272,6 +270,6 @@ class Scheduler:
     def check_drained(self) -> None:
         """Raise `InvariantError` unless nothing is running, waiting, in flight or allocated: the state every run must end in."""
         self.check_integrity()
-        left = self.residents.leftovers(self.num_in_flight)
+        left = self.residents.leftovers(len(self.in_flight))
         if any(left.values()):
             raise InvariantError(f"invariant 7: the run ended with {', '.join(f'{count} {what}' for what, count in left.items())}")

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +12,7 @@ from results.comparison.batches import StageErrors
 from results.comparison.compare import Cell, Comparison
 from results.comparison.figures import Figure, by_label
 from results.comparison.ranking import RANKED, agreement
-from results.table import print_whole
+from results.table import plain_table, print_whole
 
 MOST_ORDERS = 8
 
@@ -31,13 +30,7 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
 
 def figure_table(comparison: Comparison, marks: bool) -> Table:
     """A line per cell: errors in percent with the measured spread, and whether the decisions were equal."""
-    table = Table(
-        title="simulated / measured - 1, in % (± spread of the repeats)",
-        title_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    table = plain_table("simulated / measured - 1, in % (± spread of the repeats)")
     for name, justify in (("workload", "left"), ("policy", "left"), ("repeats", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for label in RANKED:
@@ -61,13 +54,7 @@ def figure_table(comparison: Comparison, marks: bool) -> Table:
 
 
 def stage_table(stages: Sequence[StageErrors]) -> Table:
-    table = Table(
-        title="device time of the same batches; host: select, prepare and launch",
-        title_justify="left",
-        header_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    table = plain_table("device time of the same batches; host: select, prepare and launch")
     for name in ("stage", "batches", "measured s", "simulated s", "bias", "median error", "p95 error"):
         table.add_column(name, justify="left" if name == "stage" else "right", no_wrap=True)
     for item in stages:
