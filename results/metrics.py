@@ -22,6 +22,7 @@ Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value a
 neighbours. Of 1, 2, 3, 4 p50 is 2.5 and p90 is 3.7. Where there is no sample a figure is None, never NaN.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,9 +114,6 @@ def summarize(
         [record.first_scheduled_ns - record.request.arrival_ns for record in records if record.first_scheduled_ns is not None],
         dtype=np.int64,
     )
-    select_us, prepare_us = (
-        distribution(np.frombuffer(samples, dtype=np.int64), 1e3) for samples in (totals.select_ns, totals.host_ns)
-    )
     summary: dict[str, Any] = {
         **identity.as_summary(),
         "status": status,
@@ -159,8 +157,8 @@ def summarize(
         "prefix_hit_tokens": peaks.prefix_hit_tokens,
         "prefix_hit_rate": peaks.prefix_hit_rate,
         "evicted_blocks": peaks.evicted_blocks,
-        "select_us": {"mean": select_us["mean"], "p99": select_us["p99"]},
-        "prepare_us": {"mean": prepare_us["mean"], "p99": prepare_us["p99"]},
+        "select_us": counted_distribution(totals.select_ns, 1e3),
+        "prepare_us": counted_distribution(totals.host_ns, 1e3),
         "notes": notes,
     }
     for key, value in (extra or {}).items():
@@ -189,6 +187,18 @@ def distribution(samples: NDArray[np.int64] | NDArray[np.float64], unit: float) 
     p50, p90, p95, p99 = np.percentile(samples, (50, 90, 95, 99), method="linear").tolist()
     values = (float(samples.mean()), p50, p90, p95, p99, float(samples.max()))
     return {name: value / unit for name, value in zip(STATISTICS, values, strict=True)}
+
+
+def counted_distribution(counts: Mapping[int, int], unit: float) -> dict[str, float | None]:
+    """Mean and p99 of samples counted by value, divided by `unit`, as of `distribution`: {2: 3, 7: 1} stands for 2, 2, 2, 7."""
+    if not counts:
+        return {"mean": None, "p99": None}
+    values = np.array(sorted(counts), dtype=np.int64)
+    ends = np.cumsum([counts[value] for value in values.tolist()])
+    rank = 0.99 * (int(ends[-1]) - 1)
+    low, high = (float(values[np.searchsorted(ends, at, side="right")]) for at in (math.floor(rank), math.ceil(rank)))
+    mean = sum(value * count for value, count in counts.items()) / int(ends[-1])
+    return {"mean": mean / unit, "p99": (low + (high - low) * (rank - math.floor(rank))) / unit}
 
 
 def ratio(part: float, whole: float) -> float | None:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from policies.core.request import Request, Status
 from policies.core.runlog import RunLog
 from results.identity import RunIdentity, policy_label
 from results.latency import Latencies
-from results.metrics import LATENCIES, STATISTICS, Peaks, distribution, summarize
+from results.metrics import LATENCIES, STATISTICS, Peaks, counted_distribution, distribution, summarize
 
 CONTRACT_KEYS = (
     "policy", "model", "device", "num_requests", "num_finished", "num_cancelled", "num_refused", "duration_s",
@@ -65,6 +67,14 @@ def test_percentiles_interpolate_linearly_between_ranks() -> None:
     assert distribution(np.array([4, 1, 3, 2]), 1.0) == pytest.approx(
         {"mean": 2.5, "p50": 2.5, "p90": 3.7, "p95": 3.85, "p99": 3.97, "max": 4.0}
     )
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 100, 101, 5_000])
+def test_counted_samples_have_the_figures_of_the_samples_themselves(num_samples: int) -> None:
+    samples = [random.Random(num_samples + at).randrange(40) for at in range(num_samples)]
+    counted, plain = counted_distribution(Counter(samples), 1e3), distribution(np.array(samples), 1e3)
+    assert counted == pytest.approx({name: plain[name] for name in counted})
+    assert counted_distribution({}, 1e3) == {"mean": None, "p99": None}
 
 
 def test_batch_figures_by_hand() -> None:

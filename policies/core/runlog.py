@@ -5,6 +5,7 @@ columns after `ranges` are ours and may grow. The log formats, it does not compu
 """
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from operator import add
 from typing import Protocol
@@ -63,6 +64,7 @@ class BatchTotals:
 
     `idle_ns` is device time between batches: from one's end to the next one's start. Of it, `idle_host_ns` is while the host chose,
     packed and launched the next one, and `idle_launch_ns` after that; the rest is before the next batch was thought of.
+    `select_ns` and `host_ns` count batches by their host time: as many entries as there are different times, however long the run.
     """
 
     recurrent_invocations: int = 0
@@ -73,12 +75,12 @@ class BatchTotals:
     by_stage: dict[Stage, StageTotals] = field(default_factory=dict)
     first_started_ns: int | None = None
     last_finished_ns: int = 0
-    select_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    host_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    select_ns: Counter[int] = field(default_factory=Counter)
+    host_ns: Counter[int] = field(default_factory=Counter)
 
     @property
     def num_batches(self) -> int:
-        return len(self.select_ns)
+        return sum(stage.num_batches for stage in self.by_stage.values())
 
     @property
     def device_ns(self) -> int:
@@ -126,8 +128,8 @@ class RunLog:
         stage.host_ns += completion.host_ns
         if completion.components_ns:
             stage.components_ns = list(map(add, stage.components_ns, completion.components_ns))
-        totals.select_ns.append(completion.select_ns)
-        totals.host_ns.append(completion.host_ns)
+        totals.select_ns[completion.select_ns] += 1
+        totals.host_ns[completion.host_ns] += 1
         if totals.first_started_ns is None:
             totals.first_started_ns = started_ns
         elif started_ns > totals.last_finished_ns:
