@@ -30,9 +30,13 @@ def workload_labels(cells: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
     """What to call the workload of each (axes, resolved config), so that tables and pictures compare like with like.
 
     Its own name; a number when another workload of the sweep has the same name; and every axis that is not the workload, the policy
-    or the chunk size: `chat`, `synthetic-2`, `chat seed=1`.
+    or the chunk size: `chat`, `synthetic-2`, `chat seed=1`. Of an axis of mappings, its keys that differ within the sweep.
     """
     specs: dict[str, list[str]] = {}
+    seen: dict[str, list[Any]] = {}
+    for axes, _ in cells:
+        for key, value in axes.items():
+            seen.setdefault(key, []).append(value)
     labels = []
     for axes, config in cells:
         own = {key: value for key, value in axes.items() if not is_compared(key)}
@@ -42,8 +46,16 @@ def workload_labels(cells: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
         if text not in known:
             known.append(text)
         number = f"-{known.index(text) + 1}" if known.index(text) else ""
-        labels.append(" ".join([name + number, *(f"{key.rpartition('.')[2]}={value}" for key, value in own.items())]))
+        parts = [part for key, value in own.items() for part in _told_apart(key, value, seen[key])]
+        labels.append(" ".join([name + number, *parts]))
     return labels
+
+
+def _told_apart(axis: str, value: Any, seen: Sequence[Any]) -> list[str]:
+    """What tells `value` of `axis` from the others `seen`, each as `key=value`."""
+    if not all(isinstance(item, Mapping) for item in seen):
+        return [f"{axis.rpartition('.')[2]}={value}"]
+    return [f"{key}={part}" for key, part in value.items() if any(item.get(key) != part for item in seen)]
 
 
 def is_compared(axis: str) -> bool:

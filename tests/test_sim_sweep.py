@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.core.errors import InputError
+from results.sweep import workload_labels
 from sim.cli import main
 from sim.sweep import Cell, load_cells, run_sweep
 
@@ -50,6 +51,13 @@ def test_every_combination_runs_once_in_a_directory_of_its_own(sweep: Path) -> N
     for cell in cells:
         summary = json.loads((cell.directory / "summary.json").read_text())
         assert (summary["policy"], summary["prefill_chunk_size"]) == tuple(cell.axes.values())
+
+
+def test_a_workload_is_named_by_what_tells_it_apart() -> None:
+    synthetic = {"workload": {"kind": "synthetic"}}
+    caches = [{"num_blocks": 640, "preemption": how} for how in ("recompute", "swap")]
+    cells = [({"cache": cache, "seed": 1, "policy.name": "wcpb"}, synthetic) for cache in caches]
+    assert workload_labels(cells) == ["synthetic preemption=recompute seed=1", "synthetic preemption=swap seed=1"]
 
 
 def test_a_finished_cell_is_not_run_again(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

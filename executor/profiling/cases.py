@@ -89,8 +89,7 @@ def _prompt(request_id: int, depth: int, start: int, count: int, stage: Stage = 
 
 def _linear(scale: Scale, buckets: Sequence[int], num_loops: int) -> Iterator[Case]:
     """Rows up to and just past every bucket, in as many ranges from position 0 as there are requests and depths."""
-    edges = [rows for low, high in pairwise((0, *buckets)) for rows in sorted({low + 1, high})]
-    for rows, loops in [*product(edges, (1,)), *product(buckets[::3], (num_loops,))]:
+    for rows, loops in [*product(_edges(buckets), (1,)), *product(buckets[::3], (num_loops,))]:
         depths = num_loops if loops == 1 else 1
         longest = max(SPAN_TOKENS, -(-rows // (scale.max_requests * depths)))
         ranges = tuple(
@@ -150,9 +149,10 @@ def _mixes() -> Iterator[Case]:
 
 
 def _token_stages(scale: Scale, buckets: Sequence[int]) -> Iterator[Case]:
-    """Prelude and coda of decoding requests, staging of prompts."""
+    """Prelude and coda of decoding requests, staging of prompts: rows up to and just past every bucket."""
+    edges = _edges(buckets)
     for kind, stage in (("prelude", Stage.PRELUDE), ("coda", Stage.CODA)):
-        for count in sorted({1, 3, *(size for size in buckets if size <= scale.max_requests)}):
+        for count in (rows for rows in edges if rows <= scale.max_requests):
             yield Case(
                 kind,
                 f"{count} rows",
@@ -160,10 +160,16 @@ def _token_stages(scale: Scale, buckets: Sequence[int]) -> Iterator[Case]:
                 0,
                 tuple(ScheduledRange(at, stage, 0, 511 % scale.max_context, 1) for at in range(count)),
             )
-    for requests, count in ((1, 16), (4, 16), (1, 64), (4, 64), (1, 128), (8, 128), (1, 512), (4, 512)):
+    shapes = [(1, 16), (4, 16), (1, 64), (4, 64), (1, 128), (8, 128), (1, 512), (4, 512)]
+    for requests, count in (*shapes, *((1, rows) for rows in edges if (1, rows) not in shapes)):
         stage = Stage.PREFILLING_PRELUDE
         ranges = tuple(_prompt(at, 0, 0, count, stage) for at in range(requests))
         yield Case("staging", f"{requests} x {count} prompt rows", stage, 0, ranges)
+
+
+def _edges(buckets: Sequence[int]) -> list[int]:
+    """The fewest and the most rows that are padded to each bucket: 1 2 3 4 5 8 for buckets 1 2 4 8."""
+    return [rows for low, high in pairwise((0, *buckets)) for rows in sorted({low + 1, high})]
 
 
 def _copies(num_loops: int) -> Iterator[Case]:
