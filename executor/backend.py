@@ -17,7 +17,7 @@ from policies.core.engine import Engine, advance
 from policies.core.events import Completion, Event, Submit, Tick
 from policies.core.limit import Roofline
 from policies.core.oracle import early_exits, last_tokens, surplus_rows
-from policies.core.request import ExitOracle, Oracle, Request, Status
+from policies.core.request import ExitOracle, Oracle, Request
 
 SPIN_NS = 200_000
 """Closer to an arrival than this the host spins; sleeping would overshoot."""
@@ -38,7 +38,7 @@ class DeviceBackend:
 
     `make_prompt(request)` gives prompt ids; `roofline` the limit of every batch (None: not known, logged as 0);
     `is_stopped` whether the user wants the run to end; `exits` where tokens leave (None: nowhere, or where a gate on the
-    device says).
+    device says); `tokens` takes the output token ids of every request as they are collected.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class DeviceBackend:
         observers: tuple[Observer, ...] = (),
         is_stopped: Callable[[], bool] = lambda: False,
         exits: ExitOracle | None = None,
+        tokens: dict[int, list[int]] | None = None,
     ) -> None:
         self._engine = engine
         self._runner = runner
@@ -63,8 +64,7 @@ class DeviceBackend:
         self._is_stopped = is_stopped
         self._exits = exits
         self._host_ns: dict[int, tuple[int, int]] = {}
-        self.tokens: dict[int, list[int]] = {}
-        """Output token ids by request, as they were collected."""
+        self._tokens = {} if tokens is None else tokens
 
     def run(self) -> None:
         """Run to the end. Raises what engine and runner raise, and `KeyboardInterrupt` between two steps once the run is stopped.
@@ -101,7 +101,7 @@ class DeviceBackend:
         prompt = self._make_prompt(request)
         if not allocation.num_kept_tokens:
             return prompt
-        kept = self.tokens[request.request_id][: allocation.num_kept_tokens]
+        kept = self._tokens[request.request_id][: allocation.num_kept_tokens]
         return np.concatenate((prompt, np.array(kept, dtype=prompt.dtype)))
 
     def _wait(self, until_ns: int | None) -> Event:
@@ -134,8 +134,8 @@ class DeviceBackend:
         if batch.stage is Stage.CODA:
             assert launched.tokens is not None
             for item, token in zip(batch.ranges, launched.tokens.tolist(), strict=True):
-                if records[item.request_id].status in (Status.WAITING, Status.RUNNING):  # else it had ended: surplus
-                    self.tokens.setdefault(item.request_id, []).append(token)
+                if item.request_id in records:  # else it had ended: surplus
+                    self._tokens.setdefault(item.request_id, []).append(token)
         exits = frozenset(left_by_gate(launched))
         if self._exits:
             exits = early_exits(batch, self._engine.scheduler.exits, self._exits)

@@ -5,7 +5,7 @@ import gc
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +27,14 @@ from policies.core.arrivals import Arrivals
 from policies.core.engine import Engine
 from policies.core.errors import WriteError
 from policies.core.limit import Roofline
-from policies.core.runlog import RunLog
+from policies.core.runlog import RequestRecord, RunLog
 from policies.core.scheduler import Scheduler
 from policies.interrupt import CtrlC
+from results.files import drafted
 from results.finish import write_outputs
 from results.identity import RunIdentity
 from results.metrics import RunStatus
-from results.rundir import RunDirectory, drafted
+from results.rundir import RunDirectory
 
 TOKENS = "tokens.csv"
 
@@ -76,7 +77,13 @@ def execute(
     address_audit = make_audit(session, run) if audit else None
     with RunDirectory.create(config.resolved, identity, out) as directory:
         (directory.path / TOKENS).unlink(missing_ok=True)
-        log = RunLog(directory.batches)
+        tokens: dict[int, list[int]] = {}
+
+        def ended(record: RequestRecord) -> None:
+            drop_undelivered(tokens, record)
+            directory.requests.write(record)
+
+        log = RunLog(directory.batches, ended)
         engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns)
         session.warm_up(min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens), config.exit)
         before = session.programs.counters()
@@ -105,10 +112,11 @@ def execute(
                 (progress, *observers),
                 lambda: ctrl_c.is_pressed,
                 run.exit_oracle(scheduler.exits),
+                tokens,
             )
             ending = run_to_end(backend.run, session.synchronize)
-        # A token that was sampled for a client who had hung up is not an output.
-        tokens = {request_id: ids[: log.records[request_id].output_tokens] for request_id, ids in backend.tokens.items()}
+        for record in log.records.values():
+            drop_undelivered(tokens, record)
         summary = write_outputs(
             directory,
             log,
@@ -190,6 +198,11 @@ def one_line(error: BaseException) -> str:
     """`TypeOfError: first line of its message`."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def drop_undelivered(tokens: Mapping[int, list[int]], record: RequestRecord) -> None:
+    """A token that was sampled for a client who had hung up is not an output."""
+    del tokens.get(record.request.request_id, [])[record.output_tokens :]
 
 
 def write_tokens(path: Path, tokens: dict[int, list[int]]) -> None:

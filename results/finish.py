@@ -10,10 +10,11 @@ from policies.core.policy import Policy
 from policies.core.runlog import RunLog
 from policies.core.scheduler import Scheduler
 from results.batchlog import read_batches
+from results.files import drafted
 from results.identity import RunIdentity
 from results.metrics import Peaks, RunStatus, summarize
 from results.perfetto import MAX_BATCHES, write_trace
-from results.rundir import BATCHES, PLOTS, SUMMARY, TRACE, RunDirectory, drafted
+from results.rundir import BATCHES, PLOTS, SUMMARY, TRACE, RunDirectory
 
 
 def write_outputs(
@@ -52,14 +53,15 @@ def write_outputs(
             faults.append(error)
 
     attempt(directory.batches.close)
-    attempt(lambda: directory.write_requests(log.records.values()))
+    attempt(lambda: directory.requests.finish(log.records.values()))
     attempt(write_more)
     is_whole = status == "complete" and not faults
     notes = list(notes)
     if is_whole and trace:
         attempt(lambda: notes.extend(_write_trace(directory, log, scheduler, identity, trace_max_batches)))
     summary = summarize(
-        log,
+        directory.requests.records(),
+        log.totals,
         Peaks.of(scheduler),
         replace(identity, policy_options=changed_options(scheduler.policy)),
         status=status,
@@ -87,7 +89,7 @@ def _write_trace(
         cut = write_trace(
             draft,
             read_batches(directory.path / BATCHES),
-            log.records.values(),
+            directory.requests.records(),
             num_loops=scheduler.num_loops,
             chunk_tokens=scheduler.settings.chunk_tokens,
             label=identity.directory_name,

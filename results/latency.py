@@ -1,4 +1,4 @@
-"""Latency samples of a run in integer nanoseconds, from live records or from `requests.csv`. No statistics here.
+"""Latency samples of a run in integer nanoseconds, taken from one request after another. No statistics here.
 
 Of a request with n tokens delivered at t[0] ... t[n-1]:
 
@@ -8,7 +8,7 @@ Of a request with n tokens delivered at t[0] ... t[n-1]:
     E2E  = t[n-1] - arrival = TTFT + sum of ITL   one for every finished request; exact, because all are integers
 """
 
-from collections.abc import Iterable, Sequence
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.core.request import Status
-from policies.core.runlog import RequestRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,9 +23,41 @@ if TYPE_CHECKING:
 Int64 = NDArray[np.int64]
 
 
+class Samples:
+    """Takes what latencies come from, one request after another: 8 bytes for every gap between tokens, some 40 for a request."""
+
+    def __init__(self) -> None:
+        self._arrival_ns, self._first_ns, self._last_ns, self._gaps, self._itl_ns = (array("q") for _ in range(5))
+        self._has_finished = bytearray()
+
+    def add(self, arrival_ns: int, token_ns: Int64, has_finished: bool) -> None:
+        """A request and the times of its tokens; one that got none gives no sample."""
+        if len(token_ns):
+            self._arrival_ns.append(arrival_ns)
+            self._first_ns.append(int(token_ns[0]))
+            self._last_ns.append(int(token_ns[-1]))
+            self._gaps.append(len(token_ns) - 1)
+            self._itl_ns.frombytes((token_ns[1:] - token_ns[:-1]).tobytes())
+            self._has_finished.append(has_finished)
+
+    def latencies(self) -> "Latencies":
+        """Of all requests until now."""
+        arrival_ns, first_ns, last_ns, gaps, itl_ns = (
+            np.array(times, dtype=np.int64) for times in (self._arrival_ns, self._first_ns, self._last_ns, self._gaps, self._itl_ns)
+        )
+        finished = np.array(self._has_finished, dtype=bool)
+        several = finished & (gaps > 0)
+        return Latencies(
+            ttft_ns=first_ns - arrival_ns,
+            itl_ns=itl_ns,
+            tpot_ns=(last_ns - first_ns)[several] / gaps[several],
+            e2e_ns=(last_ns - arrival_ns)[finished],
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Samples in arrival order of their requests: `[requests with a token]`, `[gaps]`, `[finished, n > 1]`, `[finished]`."""
+    """Samples in the order of their requests: `[requests with a token]`, `[gaps]`, `[finished, n > 1]`, `[finished]`."""
 
     ttft_ns: Int64
     itl_ns: Int64
@@ -34,42 +65,9 @@ class Latencies:
     e2e_ns: Int64
 
     @classmethod
-    def of_records(cls, records: Iterable[RequestRecord]) -> "Latencies":
-        """Samples of a run that is still in memory. Token times are read in place: no Python object per token."""
-        told = [record for record in records if record.token_ns]
-        return cls._of(
-            [record.request.arrival_ns for record in told],
-            [np.frombuffer(record.token_ns, dtype=np.int64) for record in told],
-            [record.status is Status.FINISHED for record in told],
-        )
-
-    @classmethod
     def of_frame(cls, requests: "pd.DataFrame") -> "Latencies":
-        """Samples of a run read back from `requests.csv` (see `results.load.Run.requests`)."""
-        told = requests[requests["first_token_ns"].notna()]
-        return cls._of(
-            told["arrival_ns"].tolist(),
-            [np.fromstring(text, dtype=np.int64, sep=" ") for text in told["token_ns"]],
-            (told["status"] == Status.FINISHED.value).tolist(),
-        )
-
-    @classmethod
-    def _of(cls, arrivals_ns: Sequence[int], tokens_ns: Sequence[Int64], has_finished: Sequence[bool]) -> "Latencies":
-        arrival_ns = np.array(arrivals_ns, dtype=np.int64)
-        first_ns = np.array([times[0] for times in tokens_ns], dtype=np.int64)
-        last_ns = np.array([times[-1] for times in tokens_ns], dtype=np.int64)
-        gaps = np.array([len(times) - 1 for times in tokens_ns], dtype=np.int64)
-        itl_ns = np.empty(int(gaps.sum()), dtype=np.int64)
-        at = 0
-        for times in tokens_ns:
-            end = at + len(times) - 1
-            np.subtract(times[1:], times[:-1], out=itl_ns[at:end])
-            at = end
-        finished = np.array(has_finished, dtype=bool)
-        several = finished & (gaps > 0)
-        return cls(
-            ttft_ns=first_ns - arrival_ns,
-            itl_ns=itl_ns,
-            tpot_ns=(last_ns - first_ns)[several] / gaps[several],
-            e2e_ns=(last_ns - arrival_ns)[finished],
-        )
+        """Samples of the table of a run's requests (see `results.load.Run.requests`)."""
+        samples = Samples()
+        for arrival_ns, text, status in requests[["arrival_ns", "token_ns", "status"]].itertuples(index=False):
+            samples.add(arrival_ns, np.fromstring(text, dtype=np.int64, sep=" "), status == Status.FINISHED.value)
+        return samples.latencies()

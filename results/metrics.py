@@ -1,4 +1,4 @@
-"""The numbers of `summary.json`, from the log and the scheduler's peaks. Pure arithmetic: reads no file, writes none.
+"""The numbers of `summary.json`, from records, the log's totals and the scheduler's peaks. Arithmetic: reads no file, writes none.
 
 Definitions (times in ns of the run's own clock; "finished" counts requests that ended with their last token)
 
@@ -23,9 +23,10 @@ neighbours. Of 1, 2, 3, 4 p50 is 2.5 and p90 is 3.7. Where there is no sample a 
 """
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -33,10 +34,10 @@ from numpy.typing import NDArray
 
 from policies.core.events import COMPONENTS
 from policies.core.request import Status
-from policies.core.runlog import RunLog, StageTotals
+from policies.core.runlog import BatchTotals, RequestRecord, StageTotals
 from policies.core.scheduler import Scheduler
 from results.identity import RunIdentity
-from results.latency import Latencies
+from results.latency import Samples
 
 RunStatus = Literal["complete", "interrupted", "failed"]
 LATENCIES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
@@ -78,8 +79,45 @@ class Peaks:
         )
 
 
+@dataclass(slots=True)
+class RequestTotals:
+    """Sums and samples over records, which are taken one after another and not kept: a run may have more than memory holds."""
+
+    by_status: Counter[Status] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+    first_arrival_ns: int | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    queue_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    samples: Samples = field(default_factory=Samples)
+
+    @classmethod
+    def of(cls, records: Iterable[RequestRecord]) -> "RequestTotals":
+        totals = cls()
+        for record in records:
+            totals.add(record)
+        return totals
+
+    def add(self, record: RequestRecord) -> None:
+        request, status = record.request, record.status
+        self.by_status[status] += 1
+        self.preemptions += record.preemptions
+        if self.first_arrival_ns is None or request.arrival_ns < self.first_arrival_ns:
+            self.first_arrival_ns = request.arrival_ns
+        if record.first_scheduled_ns is not None:
+            self.queue_ns.append(record.first_scheduled_ns - request.arrival_ns)
+        if status is Status.REFUSED:
+            self.refusals[record.reason] += 1
+        elif status is Status.FINISHED:
+            self.prompt_tokens += request.prompt_tokens
+            self.output_tokens += record.output_tokens
+        self.samples.add(request.arrival_ns, np.frombuffer(record.token_ns, dtype=np.int64), status is Status.FINISHED)
+
+
 def summarize(
-    log: RunLog,
+    records: Iterable[RequestRecord],
+    totals: BatchTotals,
     peaks: Peaks,
     identity: RunIdentity,
     *,
@@ -90,52 +128,44 @@ def summarize(
 ) -> dict[str, Any]:
     """Everything in `summary.json`, in its order; ready for JSON.
 
+    `records` are those of all requests that arrived, in that order, read once; `totals` are the log's sums over batches.
     `status` is how the run ended; a run that completes without one finished request is `failed`, because it shows nothing.
     `skipped_rows` counts workload rows that were not run (failed rows of a trace). `extra` adds keys, for instance the executor's
     `output_token_sha256`; it cannot replace one. Raises `ValueError` when it tries.
     """
-    totals = log.totals
-    records = list(log.records.values())
-    finished = [record for record in records if record.status is Status.FINISHED]
-    by_status = Counter(record.status for record in records)
-    refusals = Counter(record.reason for record in records if record.status is Status.REFUSED)
+    requests = RequestTotals.of(records)
+    by_status, num_requests, num_finished = requests.by_status, requests.by_status.total(), requests.by_status[Status.FINISHED]
     notes = list(notes)
-    if status == "complete" and not finished:
+    if status == "complete" and not num_finished:
         status = "failed"
-        notes.append(f"no request finished, of {len(records)}")
+        notes.append(f"no request finished, of {num_requests}")
 
-    first_arrival_ns = min((record.request.arrival_ns for record in records), default=0)
+    first_arrival_ns = requests.first_arrival_ns or 0
     duration_s = max(totals.last_finished_ns - first_arrival_ns, 0) / 1e9
-    prompt_tokens = sum(record.request.prompt_tokens for record in finished)
-    output_tokens = sum(record.output_tokens for record in finished)
     busy_span_ns = totals.last_finished_ns - (totals.first_started_ns or 0)
-    latencies = Latencies.of_records(records)
-    queue_ns = np.array(
-        [record.first_scheduled_ns - record.request.arrival_ns for record in records if record.first_scheduled_ns is not None],
-        dtype=np.int64,
-    )
+    latencies = requests.samples.latencies()
     summary: dict[str, Any] = {
         **identity.as_summary(),
         "status": status,
-        "num_requests": len(records),
-        "num_finished": len(finished),
+        "num_requests": num_requests,
+        "num_finished": num_finished,
         "num_cancelled": by_status[Status.CANCELLED],
         "num_refused": by_status[Status.REFUSED],
         "num_unfinished": by_status[Status.WAITING] + by_status[Status.RUNNING],
-        "refusal_reasons": dict(sorted(refusals.items(), key=lambda item: (-item[1], item[0]))),
+        "refusal_reasons": dict(sorted(requests.refusals.items(), key=lambda item: (-item[1], item[0]))),
         "skipped_rows": skipped_rows,
         "first_arrival_ns": first_arrival_ns,
         "duration_s": duration_s,
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-        "request_throughput": ratio(len(finished), duration_s),
-        "prompt_token_throughput": ratio(prompt_tokens, duration_s),
-        "output_token_throughput": ratio(output_tokens, duration_s),
+        "prompt_tokens": requests.prompt_tokens,
+        "output_tokens": requests.output_tokens,
+        "request_throughput": ratio(num_finished, duration_s),
+        "prompt_token_throughput": ratio(requests.prompt_tokens, duration_s),
+        "output_token_throughput": ratio(requests.output_tokens, duration_s),
         "ttft_ms": distribution(latencies.ttft_ns, 1e6),
         "itl_ms": distribution(latencies.itl_ns, 1e6),
         "tpot_ms": distribution(latencies.tpot_ns, 1e6),
         "e2e_ms": distribution(latencies.e2e_ns, 1e6),
-        "queue_ms": distribution(queue_ns, 1e6),
+        "queue_ms": distribution(np.array(requests.queue_ns, dtype=np.int64), 1e6),
         "num_batches": totals.num_batches,
         "num_batches_by_stage": {str(stage): item.num_batches for stage, item in sorted(totals.by_stage.items())},
         "recurrent_invocations": totals.recurrent_invocations,
@@ -151,7 +181,7 @@ def summarize(
         "surplus_rows": peaks.surplus_rows,
         "tokens_by_loops": {str(loops): count for loops, count in enumerate(peaks.tokens_by_loops) if count},
         "loops_saved": sum((len(peaks.tokens_by_loops) - 1 - loops) * count for loops, count in enumerate(peaks.tokens_by_loops)),
-        "preemptions": sum(record.preemptions for record in records),
+        "preemptions": requests.preemptions,
         "swapped_bytes": peaks.swapped_bytes,
         "prefix_hit_blocks": peaks.prefix_hit_blocks,
         "prefix_hit_tokens": peaks.prefix_hit_tokens,

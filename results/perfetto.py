@@ -8,7 +8,9 @@ service. Process `requests` has a slice per request from arrival to its end, wit
 """
 
 import gzip
+import heapq
 import json
+from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -51,7 +53,8 @@ def write_trace(
                 break
             end_ns = batch.finished_ns
             _write(file, _batch_events(batch, chunk_tokens, origins))
-        _write(file, _request_events(records, end_ns if cut is not None else None))
+        for events in _request_events(records, end_ns if cut is not None else None):
+            _write(file, events)
         note = "all batches" if cut is None else f"the first {cut} batches; the rest is in batches.csv"
         file.write(b'\n],"otherData":' + json.dumps({"run": label, "holds": note}).encode() + b"}\n")
     return cut
@@ -119,40 +122,48 @@ def _cut_mark(batch: LoggedBatch, cut: int) -> Iterator[str]:
     yield f'{{"ph":"i","s":"g","name":"{name}","pid":{DEVICE_PID},"tid":{PRELUDE_TID},"ts":{_us(batch.started_ns)}}}'
 
 
-def _request_events(records: Iterable[RequestRecord], until_ns: int | None) -> Iterator[str]:
-    """Nested async slices per request, and the number of requests in service (first scheduled to finished) as a counter.
+def _request_events(records: Iterable[RequestRecord], until_ns: int | None) -> Iterator[Iterable[str]]:
+    """Nested async slices, request by request, and the number of them in service (first scheduled to finished) as a counter.
 
     Slices that end after `until_ns` are drawn to their real end; requests that arrive after it are left out.
     """
-    steps: list[tuple[int, int]] = []
+    scheduled_ns, ended_ns = array("q"), array("q")
     for record in records:
         request = record.request
         if until_ns is not None and request.arrival_ns > until_ns:
             continue
-        name, end_ns = f"r{request.request_id}", record.finished_ns
-        edges = [("queue", request.arrival_ns, _first(record.first_scheduled_ns, end_ns))]
         if record.first_scheduled_ns is not None:
-            steps.append((record.first_scheduled_ns, 1))
-            edges.append(("prefill", record.first_scheduled_ns, _first(record.first_token_ns, end_ns)))
-            if end_ns is not None:
-                steps.append((end_ns, -1))
-        if record.first_token_ns is not None and record.output_tokens > 1:
-            edges.append(("decode", record.first_token_ns, end_ns))
-        info = (
-            f'"prompt_tokens":{request.prompt_tokens},"output_tokens":{record.output_tokens},"status":"{record.status.value}",'
-            f'"reason":{json.dumps(record.reason)}'
-        )
-        yield _async("b", name, request.request_id, request.arrival_ns, info)
-        for part, start_ns, stop_ns in edges:
-            if stop_ns is not None:
-                yield _async("b", part, request.request_id, start_ns)
-                yield _async("e", part, request.request_id, stop_ns)
-        if end_ns is not None:
-            yield _async("e", name, request.request_id, end_ns)
+            scheduled_ns.append(record.first_scheduled_ns)
+            if record.finished_ns is not None:
+                ended_ns.append(record.finished_ns)
+        yield _slices(record)
+    steps = heapq.merge(((time_ns, -1) for time_ns in sorted(ended_ns)), ((time_ns, 1) for time_ns in sorted(scheduled_ns)))
     running = 0
-    for time_ns, step in sorted(steps):
+    for time_ns, step in steps:
         running += step
-        yield f'{{"ph":"C","name":"requests in service","pid":{DEVICE_PID},"ts":{_us(time_ns)},"args":{{"requests":{running}}}}}'
+        yield (f'{{"ph":"C","name":"requests in service","pid":{DEVICE_PID},"ts":{_us(time_ns)},"args":{{"requests":{running}}}}}',)
+
+
+def _slices(record: RequestRecord) -> Iterator[str]:
+    """One request from arrival to end, with its queue, prefill and decode."""
+    request = record.request
+    name, end_ns = f"r{request.request_id}", record.finished_ns
+    edges = [("queue", request.arrival_ns, _first(record.first_scheduled_ns, end_ns))]
+    if record.first_scheduled_ns is not None:
+        edges.append(("prefill", record.first_scheduled_ns, _first(record.first_token_ns, end_ns)))
+    if record.first_token_ns is not None and record.output_tokens > 1:
+        edges.append(("decode", record.first_token_ns, end_ns))
+    info = (
+        f'"prompt_tokens":{request.prompt_tokens},"output_tokens":{record.output_tokens},"status":"{record.status.value}",'
+        f'"reason":{json.dumps(record.reason)}'
+    )
+    yield _async("b", name, request.request_id, request.arrival_ns, info)
+    for part, start_ns, stop_ns in edges:
+        if stop_ns is not None:
+            yield _async("b", part, request.request_id, start_ns)
+            yield _async("e", part, request.request_id, stop_ns)
+    if end_ns is not None:
+        yield _async("e", name, request.request_id, end_ns)
 
 
 def _first(time_ns: int | None, other_ns: int | None) -> int | None:

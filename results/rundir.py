@@ -1,27 +1,26 @@
 """A run directory while it is being written. `summary.json` comes last and in one step, so an unfinished run never looks whole.
 
-Layout: `config.yaml`, `batches.csv` (streamed), `requests.csv`, `trace.json.gz`, `plots/*.png`, `summary.json`. Reading one back is
-`results.load`.
+Layout: `config.yaml`, `batches.csv` and `requests.csv` (both streamed), `trace.json.gz`, `plots/*.png`, `summary.json`. Reading one
+back is `results.load`.
 """
 
-import csv
 import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import yaml
 
-from policies.core.errors import InputError, WriteError
-from policies.core.runlog import REQUEST_COLUMNS, RequestRecord
+from policies.core.errors import InputError
+from results.files import GrowingFile, drafted
 from results.identity import RunIdentity
+from results.requestlog import RequestFile
 
-TAIL_BYTES = 1 << 16
 RUNS_ROOT = Path("results/runs")
 MARKER = "# The resolved configuration of one run; `results` wrote it and knows its directory by this line.\n"
 CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS, REPLAY, PREDICTED = (
@@ -30,16 +29,18 @@ CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS, REPLAY, PREDICTED = (
 
 
 class RunDirectory:
-    """One run's output. Use `create`, hand `batches` to the `RunLog`, and finish with `results.finish.write_outputs`.
+    """One run's output. Use `create`, hand `batches` and `requests.write` to the `RunLog`, and finish with
+    `results.finish.write_outputs`.
 
-    As a context manager it closes `batches.csv` whatever happens; without a summary the directory then reads as unfinished. What
-    the disk does not take raises `WriteError`, and no file is left by half.
+    As a context manager it closes both logs whatever happens; without a summary the directory then reads as unfinished. What the
+    disk does not take raises `WriteError`; logs then end with a whole line, and no other file is left by half.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
         self.batches = GrowingFile(path / BATCHES)
+        self.requests = RequestFile(path / REQUESTS)
 
     @classmethod
     def create(cls, config: Mapping[str, Any], identity: RunIdentity, out: str | os.PathLike[str] | None = None) -> "RunDirectory":
@@ -60,16 +61,6 @@ class RunDirectory:
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
-    def write_requests(self, records: Iterable[RequestRecord]) -> None:
-        """Write `requests.csv`: one line per request in arrival order; a time that never came is empty.
-
-        `token_ns` is the delivery time of every token, joined by spaces.
-        """
-        with drafted(self.path / REQUESTS) as draft, open(draft, "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(REQUEST_COLUMNS)
-            writer.writerows(map(request_row, records))
-
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` in one step. Raises `ValueError` for a NaN or an infinity, which JSON has no word for."""
         self.batches.close()
@@ -83,81 +74,8 @@ class RunDirectory:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self.batches.close()
-        finally:
+        with closing(self.requests), closing(self.batches):
             os.close(self._lock)
-
-
-class GrowingFile:
-    """A text file that is written line by line, `path`. What the disk does not take is cut off, so that its lines are whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = open(path, "w", buffering=1 << 20, encoding="ascii", newline="\n")  # noqa: SIM115
-
-    def write(self, text: str) -> None:
-        try:
-            self._file.write(text)
-        except OSError as error:
-            raise WriteError(f"{self._path}: {error.strerror or error}") from error
-
-    def close(self) -> None:
-        """Close it once; later calls do nothing."""
-        try:
-            self._file.close()
-        except OSError as error:
-            _cut_to_lines(self._path)
-            raise WriteError(f"{self._path}: {error.strerror or error}") from error
-
-
-@contextmanager
-def drafted(path: Path) -> Iterator[Path]:
-    """Where to write what is to become `path`: a draft that takes its place when the block ends, and is gone when it fails."""
-    draft = path.with_name(path.name + ".tmp")
-    try:
-        yield draft
-        os.replace(draft, path)
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror or error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _cut_to_lines(path: Path) -> None:
-    """Cut a file after its last whole line."""
-    with open(path, "r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - TAIL_BYTES)
-            file.seek(start)
-            at = file.read(end - start).rfind(b"\n")
-            if at >= 0:
-                end = start + at + 1
-                break
-            end = start
-        file.truncate(end)
-
-
-def request_row(record: RequestRecord) -> tuple[object, ...]:
-    """The fields of one request in the order of `REQUEST_COLUMNS`."""
-    request = record.request
-    return (
-        request.request_id,
-        request.arrival_ns,
-        request.prompt_tokens,
-        record.output_tokens,
-        record.status.value,
-        record.first_scheduled_ns,
-        record.first_token_ns,
-        record.finished_ns,
-        record.preemptions,
-        request.max_tokens,
-        request.priority,
-        record.reason,
-        " ".join(map(str, record.token_ns)),
-        f"{request.content_tokens}:{' '.join(map(str, request.content_ids))}" if request.content_ids else "",
-    )
 
 
 def is_run_directory(path: Path) -> bool:

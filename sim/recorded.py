@@ -20,6 +20,7 @@ from policies.core.model import ModelShape
 from policies.core.request import Request, Status
 from policies.core.runlog import BATCH_COLUMNS, REQUEST_COLUMNS
 from results.load import load_run
+from results.requestlog import parse_content
 from results.rundir import BATCHES, CONFIG, REQUESTS
 from workloads.presets import resolve_preset
 from workloads.spec import PresetSpec, TraceSpec, WorkloadSpec, parse_workload
@@ -200,10 +201,8 @@ def _read_csv(path: Path, columns: tuple[str, ...]) -> Iterator[Fields]:
 
 
 def _content(fields: Fields, where: str) -> tuple[tuple[int, ...], int]:
-    """(ids, tokens of one id) of what a prompt says, which is `tokens:id id id`, or nothing."""
-    tokens, _, ids = fields["content"].partition(":")
     try:
-        return (tuple(map(int, ids.split())), int(tokens)) if tokens else ((), 0)
+        return parse_content(fields["content"])
     except ValueError:
         raise InputError(f"{where}: content: {fields['content']!r}, expected tokens:id id id") from None
 

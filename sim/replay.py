@@ -13,7 +13,7 @@ scheduled before that completion, or the log would hold its batch. Measured time
 """
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from policies.core.errors import InputError, InvariantError, SelectionError
 from policies.core.events import Command, Completion, Event, Submit, Tick, Wait
 from policies.core.oracle import last_tokens
 from policies.core.request import Status
-from policies.core.runlog import BATCH_COLUMNS, REQUEST_COLUMNS, RunLog, batch_line
+from policies.core.runlog import BATCH_COLUMNS, REQUEST_COLUMNS, RequestRecord, RunLog, batch_line
 from policies.core.scheduler import Scheduler
-from results.rundir import BATCHES, request_row
+from results.requestlog import request_row
+from results.rundir import BATCHES
 from sim.recorded import Fields, LoggedArrivals, LoggedBatch, RecordedRun
 
 DECISIONS = (
@@ -86,9 +87,10 @@ def replay(path: Path, observe: Observer | None = None) -> Outcome:
     """
     run = RecordedRun.read(path)
     scheduler = Scheduler(run.config.policy, run.model, run.config.scheduler, run.config.cache, run.config.exit)
-    engine = Engine(scheduler, LoggedArrivals(run.requests, run.concurrency), RunLog(), run.patience_ns)
+    ended: list[RequestRecord] = []
+    engine = Engine(scheduler, LoggedArrivals(run.requests, run.concurrency), RunLog(hand_on=ended.append), run.patience_ns)
     backend = ReplayBackend(engine, run, observe)
-    difference = backend.run() or (None if run.is_cut else _request_difference(run, engine.log))
+    difference = backend.run() or (None if run.is_cut else _request_difference(run, ended))
     return Outcome(run, backend.num_equal, difference)
 
 
@@ -197,10 +199,11 @@ def _decisions(batch: ExecutionBatch) -> dict[str, str]:
     return {name: fields[name] for name in DECISIONS}
 
 
-def _request_difference(run: RecordedRun, log: RunLog) -> Difference | None:
+def _request_difference(run: RecordedRun, ended: Iterable[RequestRecord]) -> Difference | None:
     """The first request whose story is another one. When a refusal was noticed is no decision: the log's batches do not say it."""
+    records = {record.request.request_id: record for record in ended}
     for request, logged in zip(run.requests, run.request_fields, strict=True):
-        record = log.records.get(request.request_id)
+        record = records.get(request.request_id)
         if record is None:
             return Difference(f"request {request.request_id} never arrives in the replay", _line(logged), None)
         values = ("" if value is None else str(value) for value in request_row(record))

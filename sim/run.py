@@ -103,7 +103,7 @@ def simulate(
     config = simulation.config
     scheduler = simulation.scheduler()
     with RunDirectory.create(config.resolved, identity, out) as directory:
-        log = RunLog(directory.batches)
+        log = RunLog(directory.batches, directory.requests.write)
         asked = simulation.workload
         engine = Engine(scheduler, Arrivals(asked.requests, asked.concurrency), log, asked.patience_ns)
         status, broken = run_to_end(engine, simulation)

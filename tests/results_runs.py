@@ -12,7 +12,7 @@ from policies.core.engine import Engine
 from policies.core.events import Completion
 from policies.core.model import OURO_TINY
 from policies.core.request import Request, Status
-from policies.core.runlog import RunLog
+from policies.core.runlog import RequestRecord, RunLog
 from policies.core.scheduler import Scheduler
 from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
@@ -59,23 +59,25 @@ def write_run(
     settings = SchedulerSettings(prefill_chunk_size=chunk, max_num_batched_tokens=64)
     scheduler = Scheduler(POLICIES[policy](**(options or {})), OURO_TINY, settings, CacheSettings(num_blocks=400))
     with RunDirectory.create(config, identity, out) as directory:
-        log = RunLog(directory.batches)
+        log = RunLog(directory.batches, directory.requests.write)
         drive(Engine(scheduler, Arrivals(requests), log), World(duration_ns))
         write_outputs(directory, log, scheduler, identity, config=config, **({"plots": False} | finish))
     return load_run(out)
 
 
-def log_with_tokens(tokens_ns: Mapping[int, tuple[int, ...]], arrivals_ns: Mapping[int, int] | None = None) -> RunLog:
-    """A log of finished requests whose tokens were delivered at the given times; prompts have 10 tokens."""
-    log = RunLog()
+def records_with_tokens(
+    tokens_ns: Mapping[int, tuple[int, ...]], arrivals_ns: Mapping[int, int] | None = None
+) -> dict[int, RequestRecord]:
+    """Records of finished requests whose tokens were delivered at the given times; prompts have 10 tokens."""
+    records = {}
     for request_id, times in tokens_ns.items():
-        record = log.arrived(Request(request_id, (arrivals_ns or {}).get(request_id, 0), 10, max(len(times), 1)))
-        record.first_scheduled_ns = record.request.arrival_ns
+        request = Request(request_id, (arrivals_ns or {}).get(request_id, 0), 10, max(len(times), 1))
+        record = records[request_id] = RequestRecord(request, len(records), first_scheduled_ns=request.arrival_ns)
         record.token_ns.extend(times)
         if times:
             record.status = Status.FINISHED
             record.finished_ns = times[-1]
-    return log
+    return records
 
 
 def complete_batch(log: RunLog, seq: int, loops: int, rows: int, started_ns: int, finished_ns: int, **timing: int) -> None:

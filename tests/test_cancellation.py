@@ -27,7 +27,7 @@ ONE = SchedulerSettings(max_num_seqs=1, inflight=1)
 def test_a_request_that_waits_when_its_client_hangs_up_never_runs() -> None:
     requests = [Request(0, 0, 16, 4), Request(1, 10, 16, 4)]
     result = run(Atomic(), requests, ONE, patience_ns={1: 1500})
-    record = result.engine.log.records[1]
+    record = result.records[1]
     assert (record.status, record.finished_ns, record.first_scheduled_ns) == (Status.CANCELLED, 1510, None)
     assert {item.request_id for batch in result.batches for item in batch.ranges} == {0}
 
@@ -63,29 +63,29 @@ def test_an_idle_request_returns_what_it_holds_at_once() -> None:
 def test_a_token_counts_when_the_engine_learnt_of_it_before_the_client_hung_up(patience_ns: int, tokens: int, status: str) -> None:
     """One prompt batch and then CODA, PRELUDE, RECURRENT in turn, 1000 ns each: tokens at 2000, 5000 and 8000 ns."""
     result = run(Atomic(), [Request(0, 0, 16, 3)], ONE, patience_ns={0: patience_ns})
-    record = result.engine.log.records[0]
+    record = result.records[0]
     assert (record.output_tokens, record.status) == (tokens, status)
     assert record.finished_ns == (patience_ns if status == "cancelled" else 8000)
 
 
 def test_a_token_that_is_collected_after_the_hang_up_is_surplus_and_never_delivered() -> None:
     result = run(Atomic(), [Request(0, 0, 16, 3)], ONE, world=World(collect_delay_ns=50), patience_ns={0: 2060})
-    assert result.engine.log.records[0].output_tokens == 0
+    assert result.records[0].output_tokens == 0
     assert result.engine.scheduler.surplus_rows == 1
 
 
 def test_under_a_closed_loop_the_next_client_comes_when_the_last_one_hangs_up() -> None:
     result = run(Atomic(), [Request(0, 0, 16, 3), Request(1, 0, 16, 1)], ONE, concurrency=1, patience_ns={0: 1234})
-    assert result.engine.log.records[1].request.arrival_ns == 1234
+    assert result.records[1].request.arrival_ns == 1234
 
 
 def test_cancelled_requests_count_for_what_they_got_and_not_among_the_finished() -> None:
     result = run(Atomic(), [Request(0, 0, 16, 3), Request(1, 0, 16, 3)], patience_ns={0: 2001})
     identity = RunIdentity("sim", "m", "d", "atomic", "w", 16, 4, "0")
-    summary = summarize(result.engine.log, Peaks.of(result.engine.scheduler), identity)
+    summary = summarize(result.records.values(), result.engine.log.totals, Peaks.of(result.engine.scheduler), identity)
     assert (summary["num_finished"], summary["num_cancelled"], summary["output_tokens"]) == (1, 1, 3)
     assert summary["ttft_ms"]["mean"] == summary["ttft_ms"]["max"] == 0.002
-    assert summary["e2e_ms"]["p50"] == result.engine.log.records[1].token_ns[-1] / 1e6
+    assert summary["e2e_ms"]["p50"] == result.records[1].token_ns[-1] / 1e6
 
 
 def workload(folder: Path, text: str, **keys: object) -> Workload:

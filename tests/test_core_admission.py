@@ -98,25 +98,25 @@ def test_the_running_order_of_a_batch_is_by_priority_only_under_priority_admissi
 
 def test_a_request_larger_than_the_pool_is_refused_with_the_numbers_and_the_rest_go_on() -> None:
     result = run(Atomic(), [Request(0, 0, 30, 4), Request(1, 0, 15, 2), Request(2, 9, 33, 1)], num_blocks=11)
-    records = result.engine.log.records
+    records = result.records
     assert [records[number].status for number in range(3)] == [Status.REFUSED, Status.FINISHED, Status.REFUSED]
     assert records[0].reason == "it needs 12 KV blocks (33 positions), the pool has 8"
     assert records[2].reason == "it needs 12 KV blocks (33 positions), the pool has 8"
     assert records[2].finished_ns is not None and records[0].first_scheduled_ns is None
     fits = run(Atomic(), [Request(0, 0, 30, 3)], num_blocks=8)
-    assert fits.engine.log.records[0].status is Status.FINISHED
+    assert fits.records[0].status is Status.FINISHED
 
 
 def test_a_request_longer_than_the_context_is_refused_with_the_numbers() -> None:
     result = run(Atomic(), [Request(0, 0, 30, 11), Request(1, 0, 30, 10)], model=model_with(max_context_tokens=40))
-    assert result.engine.log.records[0].reason == "prompt 30 + max_tokens 11 = 41 tokens, the context holds 40"
-    assert result.engine.log.records[1].status is Status.FINISHED
+    assert result.records[0].reason == "prompt 30 + max_tokens 11 = 41 tokens, the context holds 40"
+    assert result.records[1].status is Status.FINISHED
 
 
 def test_a_run_in_which_every_request_is_refused_ends_and_forms_no_batch() -> None:
     result = run(Atomic(), [Request(0, 0, 99, 4), Request(1, 50, 99, 4)], num_blocks=4, concurrency=1)
     assert result.batches == []
-    assert {record.status for record in result.engine.log.records.values()} == {Status.REFUSED}
+    assert {record.status for record in result.records.values()} == {Status.REFUSED}
 
 
 # Arrivals
@@ -166,27 +166,27 @@ def test_a_closed_loop_of_no_clients_is_refused() -> None:
 
 def test_a_serial_client_sends_its_next_request_when_the_last_one_has_ended() -> None:
     result = run(Atomic(), [Request(number, 0, 4, 1) for number in range(3)], concurrency=1)
-    records = result.engine.log.records
+    records = result.records
     assert [records[number].request.arrival_ns for number in range(3)] == [0, 2000, 4000]
     assert [records[number].finished_ns for number in range(3)] == [2000, 4000, 6000]
 
 
 def test_a_client_waits_for_its_own_time_when_that_is_later_than_the_end_of_its_last_request() -> None:
     result = run(Atomic(), [Request(0, 0, 4, 1), Request(1, 9000, 4, 1)], concurrency=1)
-    assert result.engine.log.records[1].request.arrival_ns == 9000
+    assert result.records[1].request.arrival_ns == 9000
 
 
 def test_a_request_that_finds_a_free_place_arrives_at_its_own_time_whatever_ends_before_the_engine_looks() -> None:
     world = World(lambda batch: 1000)
     requests = [Request(0, 0, 4, 1), Request(1, 1500, 4, 1)]
     result = run(Atomic(), requests, SchedulerSettings(inflight=1), concurrency=2, world=world)
-    assert result.engine.log.records[0].finished_ns == 2000
-    assert result.engine.log.records[1].request.arrival_ns == 1500
+    assert result.records[0].finished_ns == 2000
+    assert result.records[1].request.arrival_ns == 1500
 
 
 def test_a_refused_request_frees_its_client_at_once() -> None:
     result = run(Atomic(), [Request(0, 0, 99, 9), Request(1, 0, 4, 1)], num_blocks=4, concurrency=1)
-    assert result.engine.log.records[1].request.arrival_ns == 0
+    assert result.records[1].request.arrival_ns == 0
 
 
 # Ledgers

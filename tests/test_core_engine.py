@@ -1,7 +1,7 @@
 """The engine on worked examples: exact batches, the seed's figures, token delivery, early stops, and the generator's protocol."""
 
 import io
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
 from toy_backend import Run, World, run
@@ -15,7 +15,7 @@ from policies.core.events import Command, Completion, Event, Submit, Tick, Wait
 from policies.core.model import OURO_1_4B, OURO_TINY
 from policies.core.policy import Policy
 from policies.core.request import Request, Status
-from policies.core.runlog import RunLog
+from policies.core.runlog import RequestRecord, RunLog
 from policies.core.scheduler import Scheduler
 from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.core.view import View
@@ -33,12 +33,16 @@ def ranges_of(result: Run) -> list[str]:
 
 
 def start(
-    requests: list[Request], settings: SchedulerSettings | None = None, concurrency: int | None = None, policy: Policy | None = None
+    requests: list[Request],
+    settings: SchedulerSettings | None = None,
+    concurrency: int | None = None,
+    policy: Policy | None = None,
+    hand_on: Callable[[RequestRecord], object] = lambda record: None,
 ) -> tuple[Engine, Generator[Command, Event, None]]:
     """An engine and its loop, for tests that answer each command by hand."""
     limits = settings or SchedulerSettings(prefill_chunk_size=4)
     scheduler = Scheduler(policy or Atomic(), OURO_TINY, limits, CacheSettings(num_blocks=400))
-    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(io.StringIO()))
+    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(io.StringIO(), hand_on))
     return engine, engine.run()
 
 
@@ -107,7 +111,7 @@ def test_atomic_runs_a_chunk_through_all_depths_and_a_lone_token_too() -> None:
         "RECURRENT 4 0:RECURRENT:0:6:1",
         "CODA 0 0:CODA:0:6:1",
     ]
-    record = result.engine.log.records[0]
+    record = result.records[0]
     assert (list(record.token_ns), record.finished_ns) == ([3000, 6000, 9000], 9000)
 
 
@@ -234,7 +238,7 @@ def test_every_token_comes_at_the_end_of_the_batch_that_made_it(policy: Policy, 
             if ":CODA:" in item:
                 ends[int(item.split(":")[0])].append(int(fields[7]))
     for request in requests:
-        record = result.engine.log.records[request.request_id]
+        record = result.records[request.request_id]
         assert list(record.token_ns) == ends[request.request_id]
         assert record.output_tokens == request.max_tokens
         assert record.status is Status.FINISHED and record.finished_ns == record.token_ns[-1]
@@ -245,12 +249,12 @@ def test_every_token_comes_at_the_end_of_the_batch_that_made_it(policy: Policy, 
 def test_a_request_with_one_output_token_ends_with_its_prompt_and_is_never_fed_back(policy: Policy) -> None:
     result = run(policy, [Request(0, 0, 10, 1)])
     assert {batch.stage for batch in result.batches}.isdisjoint({"PRELUDE", "RECURRENT"})
-    assert result.engine.log.records[0].output_tokens == 1
+    assert result.records[0].output_tokens == 1
 
 
 def test_a_stop_learned_late_makes_surplus_rows_that_are_counted_and_never_delivered() -> None:
     result = run(Atomic(), [Request(0, 0, 4, 9)], world=World(outputs={0: 2}))
-    assert result.engine.log.records[0].output_tokens == 2
+    assert result.records[0].output_tokens == 2
     assert [batch.stage for batch in result.batches][-2:] == ["CODA", "PRELUDE"]
     assert result.engine.scheduler.surplus_rows == 1
     synchronous = run(Atomic(), [Request(0, 0, 4, 9)], SchedulerSettings(inflight=1), world=World(outputs={0: 2}))
@@ -293,13 +297,14 @@ def test_the_engine_waits_until_the_next_arrival_while_nothing_is_ready() -> Non
 
 
 def test_the_engine_waits_for_completion_or_arrival_while_what_runs_leaves_nothing_to_schedule() -> None:
-    engine, loop = start([Request(0, 0, 4, 1), Request(1, 500, 4, 1)])
+    ended: list[RequestRecord] = []
+    engine, loop = start([Request(0, 0, 4, 1), Request(1, 500, 4, 1)], hand_on=ended.append)
     assert [type(next(loop)), type(loop.send(Tick(0)))] == [Submit, Submit]
     assert loop.send(Tick(0)) == Wait(None)
     assert loop.send(done(0, 10)) == Wait(500)
-    assert engine.log.records[0].status is Status.WAITING
+    assert engine.log.records[0].status is Status.WAITING and ended == []
     assert loop.send(done(1, 20)) == Wait(500)
-    assert engine.log.records[0].status is Status.FINISHED
+    assert engine.log.records == {} and [record.status for record in ended] == [Status.FINISHED]
 
 
 def test_a_request_that_arrives_with_a_completion_is_in_the_batch_formed_then() -> None:

@@ -101,13 +101,13 @@ def test_every_policy_of_the_registry_is_driven_here() -> None:
 @given(cases())
 def test_every_decoded_token_is_counted_by_the_loops_after_which_it_left(case: RandomWorld) -> None:
     for policy in VARIANTS.values():
-        scheduler_run = case.run(policy).engine
+        result = case.run(policy)
         expected = [0] * (case.num_loops + 1)
-        for key, record in scheduler_run.log.records.items():
+        for key, record in result.records.items():
             prompt = record.request.prompt_tokens
             for position in range(prompt, prompt + record.output_tokens - 1):
                 expected[case.loops_of(key, position)] += 1
-        assert scheduler_run.scheduler.tokens_by_loops == expected
+        assert result.engine.scheduler.tokens_by_loops == expected
 
 
 @PROFILE
@@ -232,7 +232,7 @@ def test_all_policies_run_the_same_tokens_and_differ_only_in_when(case: RandomWo
 
     policies = (Atomic(), Split(), Mixed(), Wavefront())
     runs = {policy.name: case.run(policy) for policy in policies}
-    logs = {name: result.engine.log.records for name, result in runs.items()}
+    logs = {name: result.records for name, result in runs.items()}
     assert len({frozenset(work(policy)) for policy in policies}) == 1
 
 

@@ -53,7 +53,7 @@ def test_decode_rows_are_never_starved_by_prompts(policy: Policy, turns: int) ->
     prompts = [Request(at, 1, 900, 1) for at in range(1, 12)]
     limits = SchedulerSettings(4, 64, 16, max_prefill_batches_before_decode=turns)
     result = run(policy, [Request(0, 0, 5, 12), *prompts], limits)
-    assert result.engine.log.records[0].finished_ns < min(result.engine.log.records[at].finished_ns for at in range(1, 12))
+    assert result.records[0].finished_ns < min(result.records[at].finished_ns for at in range(1, 12))
     loops = batches_of(result, 0, (Stage.RECURRENT,))
     is_staged = isinstance(policy, Wavefront) and not policy.fuse_prelude
     assert longest_gap(loops) <= turns + 3 + is_staged * LOOPS
@@ -76,7 +76,7 @@ def test_prompts_are_never_starved_by_decode_rows(policy: Policy, budget: int) -
     decoding = [Request(at, 0, 2, 400) for at in range(6)]
     limits = SchedulerSettings(7, budget, min(4, budget))
     result = run(policy, [*decoding, Request(6, 60_000, 40, 1)], limits)
-    records = result.engine.log.records
+    records = result.records
     prompt = seqs_until_prompt_done(result, 6)
     assert longest_gap(prompt) <= 6 * LOOPS
     assert len(prompt) >= 40 / min(4, budget)
@@ -87,7 +87,7 @@ def test_prompts_are_never_starved_by_decode_rows(policy: Policy, budget: int) -
 def test_short_requests_beside_a_long_prompt_do_not_wait_for_its_end(policy: Policy) -> None:
     short = [Request(at, 10_000 * at, 20, 3) for at in range(1, 9)]
     result = run(policy, [Request(0, 0, 6000, 1), *short], SchedulerSettings(4, 64, 16))
-    records = result.engine.log.records
+    records = result.records
     long_end = records[0].finished_ns
     assert long_end is not None
     for request in short:
@@ -102,7 +102,7 @@ def test_a_long_prompt_moves_on_while_short_requests_keep_coming(policy: Policy)
     result = run(policy, [Request(0, 0, 1600, 1), *short], SchedulerSettings(3, 32, 16))
     prompt = seqs_until_prompt_done(result, 0)
     assert longest_gap(prompt) <= 3 * LOOPS
-    assert result.engine.log.records[0].finished_ns < result.engine.log.records[149].finished_ns
+    assert result.records[0].finished_ns < result.records[149].finished_ns
 
 
 @pytest.mark.parametrize("mix_decode", [True, False])

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from policies.config import parse_config
 from policies.core.errors import WriteError
+from results.files import GrowingFile
 from results.load import find_runs, finished_summary, load_run
-from results.rundir import GrowingFile
 from sim.cli import main
 from sim.run import simulate
 
@@ -50,7 +50,7 @@ def names(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("full", "left"),
     [
-        ("requests.csv", ["batches.csv", "config.yaml", "summary.json"]),
+        ("requests.csv", ["batches.csv", "config.yaml", "requests.csv", "summary.json"]),
         ("trace.json.gz", ["batches.csv", "config.yaml", "plots", "requests.csv", "summary.json"]),
     ],
 )
@@ -62,9 +62,34 @@ def test_a_file_that_finds_no_room_fails_the_run_and_leaves_no_half(
         run(tmp_path / "run")
     assert names(tmp_path / "run") == left
     summary = load_run(tmp_path / "run").summary
-    assert summary["status"] == "failed"
+    assert (summary["status"], summary["num_requests"]) == ("failed", 60)
+    assert len(load_run(tmp_path / "run").requests()) == 60
     assert summary["error"] == f"{tmp_path}/run/{full}: No space left on device"
     assert finished_summary(tmp_path / "run", summary["input_sha256"]) is None
+
+
+def test_requests_that_find_no_room_in_mid_run_end_it_and_those_that_did_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file takes its header and 20 requests and no more."""
+    real, calls = GrowingFile.write, iter(range(1000))
+
+    def write(self: GrowingFile, text: str) -> None:
+        if self._path.name == "requests.csv" and next(calls) > 20:
+            raise WriteError(f"{self._path}: No space left on device")
+        real(self, text)
+
+    monkeypatch.setattr(GrowingFile, "write", write)
+    with pytest.raises(
+        WriteError, match=r"run/requests.csv: No space left on device; what could be written is in .*, marked failed$"
+    ):
+        run(tmp_path / "run")
+    assert names(tmp_path / "run") == ["batches.csv", "config.yaml", "requests.csv", "summary.json"]
+    summary = load_run(tmp_path / "run").summary
+    assert summary["status"] == "failed"
+    assert summary["num_requests"] == summary["num_finished"] == 20
+    assert (tmp_path / "run" / "requests.csv").read_text().endswith("\n")
+    assert set(load_run(tmp_path / "run").requests()["status"]) == {"finished"}
 
 
 def test_pictures_that_find_no_room_are_all_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +108,7 @@ def test_without_room_for_a_summary_nothing_takes_it_for_a_run(tmp_path: Path, m
     fill(monkeypatch, "requests.csv", "summary.json")
     with pytest.raises(WriteError, match=r"/requests.csv: No space .*; .*/run has no summary.json, so nothing takes it for a run$"):
         run(tmp_path / "runs" / "run")
-    assert names(tmp_path / "runs" / "run") == ["batches.csv", "config.yaml"]
+    assert names(tmp_path / "runs" / "run") == ["batches.csv", "config.yaml", "requests.csv"]
     monkeypatch.undo()
     run(tmp_path / "runs" / "other")
     runs, unfinished = find_runs([tmp_path / "runs"])

@@ -51,7 +51,7 @@ def test_blocks_come_with_each_chunk_of_a_prompt_and_each_block_of_tokens() -> N
 def test_the_later_of_two_gives_way_and_both_get_all_their_tokens(name: str, preemption: str) -> None:
     requests = [Request(0, 0, 16, 30), Request(1, 5, 16, 30)]
     result = run(VARIANTS[name], requests, LIMITS, cache=pool(7, preemption))
-    records = result.engine.log.records
+    records = result.records
     assert [record.output_tokens for record in records.values()] == [30, 30]
     assert records[0].preemptions == 0 and records[1].preemptions > 0
     result.engine.scheduler.check_drained()
@@ -106,7 +106,7 @@ def test_a_request_of_higher_priority_is_let_in_at_once_although_places_and_pool
     limits = SchedulerSettings(max_num_seqs=2, prefill_chunk_size=16, admission="priority", inflight=inflight)
     requests = [Request(0, 0, 16, 40, priority=1), Request(1, 0, 16, 40, priority=2), Request(2, 30_000, 16, 5, priority=1)]
     result = run(VARIANTS[name], requests, limits, cache=pool(14, "swap", allocation="full"))
-    records = result.engine.log.records
+    records = result.records
     assert [record.preemptions for record in records.values()] == [0, 1, 0]
     assert records[2].first_scheduled_ns is not None and records[2].first_scheduled_ns < 30_000 + 4_000
     assert all(record.output_tokens == record.request.max_tokens for record in records.values())

@@ -4,18 +4,19 @@ import json
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from results_runs import complete_batch, config_of, identity_of, log_with_tokens, write_run
+from results_runs import complete_batch, config_of, identity_of, records_with_tokens, write_run
 
 from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
 from policies.core.events import Completion
 from policies.core.request import Request, Status
-from policies.core.runlog import RunLog
+from policies.core.runlog import RequestRecord, RunLog
 from results.identity import RunIdentity, policy_label
 from results.latency import Latencies
-from results.metrics import LATENCIES, STATISTICS, Peaks, counted_distribution, distribution, summarize
+from results.metrics import LATENCIES, STATISTICS, Peaks, RequestTotals, counted_distribution, distribution, summarize
 
 CONTRACT_KEYS = (
     "policy", "model", "device", "num_requests", "num_finished", "num_cancelled", "num_refused", "duration_s",
@@ -25,12 +26,17 @@ CONTRACT_KEYS = (
 )  # fmt: skip
 
 
-def summary_of(log: RunLog, **options: object) -> dict[str, object]:
-    return summarize(log, Peaks(7, 8, 9), identity_of(), **options)  # type: ignore[arg-type]
+def summary_of(records: Mapping[int, RequestRecord], log: RunLog | None = None, **options: object) -> dict[str, object]:
+    totals = (log or RunLog()).totals
+    return summarize(records.values(), totals, Peaks(7, 8, 9), identity_of(), **options)  # type: ignore[arg-type]
+
+
+def latencies_of(*records: RequestRecord) -> Latencies:
+    return RequestTotals.of(records).samples.latencies()
 
 
 def test_tpot_divides_by_the_number_of_gaps() -> None:
-    latencies = Latencies.of_records(log_with_tokens({0: (5_000_000, 6_000_000, 9_000_000)}).records.values())
+    latencies = latencies_of(*records_with_tokens({0: (5_000_000, 6_000_000, 9_000_000)}).values())
     assert latencies.ttft_ns.tolist() == [5_000_000]
     assert latencies.itl_ns.tolist() == [1_000_000, 3_000_000]
     assert latencies.tpot_ns.tolist() == [2_000_000.0]
@@ -38,27 +44,27 @@ def test_tpot_divides_by_the_number_of_gaps() -> None:
 
 
 def test_a_single_token_has_no_itl_and_no_tpot_and_the_summary_says_none() -> None:
-    summary = summary_of(log_with_tokens({0: (5_000_000,)}))
+    summary = summary_of(records_with_tokens({0: (5_000_000,)}))
     assert summary["itl_ms"] == summary["tpot_ms"] == dict.fromkeys(STATISTICS)
     assert summary["ttft_ms"] == summary["e2e_ms"] == dict.fromkeys(STATISTICS, 5.0)
 
 
 def test_e2e_is_ttft_plus_every_gap_for_every_request_exactly() -> None:
     rng = np.random.default_rng(7)
-    log = log_with_tokens(
+    records = records_with_tokens(
         {at: tuple(np.cumsum(rng.integers(1, 10**9, 1 + at % 5)).tolist()) for at in range(40)},
         {at: -int(rng.integers(10**12)) for at in range(40)},
     )
-    for record in log.records.values():
-        one = Latencies.of_records([record])
+    for record in records.values():
+        one = latencies_of(record)
         assert one.e2e_ns.tolist() == [int(one.ttft_ns.sum() + one.itl_ns.sum())]
         assert len(one.itl_ns) == record.output_tokens - 1
 
 
 def test_tokens_of_an_unfinished_request_count_for_ttft_and_itl_only() -> None:
-    log = log_with_tokens({0: (1, 3), 1: (10, 30)})
-    log.records[1].status = Status.CANCELLED
-    latencies = Latencies.of_records(log.records.values())
+    records = records_with_tokens({0: (1, 3), 1: (10, 30)})
+    records[1].status = Status.CANCELLED
+    latencies = latencies_of(*records.values())
     assert latencies.ttft_ns.tolist() == [1, 10] and latencies.itl_ns.tolist() == [2, 20]
     assert latencies.tpot_ns.tolist() == [2.0] and latencies.e2e_ns.tolist() == [3]
 
@@ -78,10 +84,11 @@ def test_counted_samples_have_the_figures_of_the_samples_themselves(num_samples:
 
 
 def test_batch_figures_by_hand() -> None:
-    log = log_with_tokens({0: (1_000_000_000,), 1: (2_000_000_000,)}, {0: 500_000_000, 1: 600_000_000})
+    log = RunLog()
+    records = records_with_tokens({0: (1_000_000_000,), 1: (2_000_000_000,)}, {0: 500_000_000, 1: 600_000_000})
     complete_batch(log, 0, 4, 16, 1_000_000_000, 1_400_000_000, limit_ns=100_000_000, select_ns=1_000)
     complete_batch(log, 1, 1, 64, 1_600_000_000, 2_500_000_000, limit_ns=290_000_000, select_ns=3_000)
-    summary = summary_of(log)
+    summary = summary_of(records, log)
     assert summary["recurrent_invocations"] == 5
     assert summary["rows_per_recurrent_invocation"] == (4 * 16 + 64) / 5
     assert summary["duration_s"] == 2.0
@@ -94,7 +101,7 @@ def test_batch_figures_by_hand() -> None:
 
 
 def test_every_key_of_the_contract_is_there_and_no_number_is_nan(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    for summary in (summary_of(RunLog()), summary_of(log_with_tokens({0: ()})), write_run(tmp_path / "run").summary):
+    for summary in (summary_of({}), summary_of(records_with_tokens({0: ()})), write_run(tmp_path / "run").summary):
         assert set(CONTRACT_KEYS) <= set(summary)
         json.dumps(summary, allow_nan=False)
         for name in LATENCIES:
@@ -103,10 +110,8 @@ def test_every_key_of_the_contract_is_there_and_no_number_is_nan(tmp_path) -> No
 
 
 def test_zero_finished_requests_is_a_failure() -> None:
-    log = RunLog()
-    record = log.arrived(Request(0, 0, 10, 1))
-    record.status, record.reason = Status.REFUSED, "it needs 9 KV blocks, the pool has 4"
-    summary = summary_of(log)
+    refused = RequestRecord(Request(0, 0, 10, 1), 0, Status.REFUSED, reason="it needs 9 KV blocks, the pool has 4")
+    summary = summary_of({0: refused})
     assert summary["status"] == "failed"
     assert summary["notes"] == ["no request finished, of 1"]
     assert summary["num_refused"] == 1
@@ -114,19 +119,19 @@ def test_zero_finished_requests_is_a_failure() -> None:
 
 
 def test_requests_are_all_accounted_for_by_status() -> None:
-    log = log_with_tokens({0: (1,), 1: (), 2: (5, 6), 3: (7,)})
-    log.records[3].status = Status.CANCELLED
-    summary = summary_of(log, status="interrupted", skipped_rows=3, notes=("n",))
+    records = records_with_tokens({0: (1,), 1: (), 2: (5, 6), 3: (7,)})
+    records[3].status = Status.CANCELLED
+    summary = summary_of(records, status="interrupted", skipped_rows=3, notes=("n",))
     counts = [summary[f"num_{name}"] for name in ("finished", "cancelled", "refused", "unfinished")]
     assert counts == [2, 1, 0, 1] and summary["num_requests"] == 4
     assert (summary["status"], summary["skipped_rows"], summary["notes"]) == ("interrupted", 3, ["n"])
 
 
 def test_extra_keys_are_added_and_cannot_replace_one() -> None:
-    log = log_with_tokens({0: (1,)})
-    assert summary_of(log, extra={"output_token_sha256": "ab"})["output_token_sha256"] == "ab"
+    records = records_with_tokens({0: (1,)})
+    assert summary_of(records, extra={"output_token_sha256": "ab"})["output_token_sha256"] == "ab"
     with pytest.raises(ValueError, match="'num_requests' is already"):
-        summary_of(log, extra={"num_requests": 3})
+        summary_of(records, extra={"num_requests": 3})
 
 
 def test_identity_names_a_directory_after_what_was_run() -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from results_runs import REQUESTS, config_of, identity_of, log_with_tokens, write_run
+from results_runs import REQUESTS, config_of, identity_of, write_run
 
 from policies.core.batch import Stage
 from policies.core.errors import InputError
-from policies.core.runlog import BATCH_COLUMNS, RunLog
+from policies.core.request import Request, Status
+from policies.core.runlog import BATCH_COLUMNS, RequestRecord, RunLog
 from results.batchlog import read_batches
 from results.latency import Latencies
 from results.load import find_runs, load_run
@@ -85,7 +86,7 @@ def test_running_again_replaces_the_summary_first(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", plots=True)
     (run.path / "notes.txt").write_text("mine")
     with RunDirectory.create(config_of(), identity_of(), run.path):
-        assert sorted(item.name for item in run.path.iterdir()) == ["batches.csv", "config.yaml", "notes.txt"]
+        assert sorted(item.name for item in run.path.iterdir()) == ["batches.csv", "config.yaml", "notes.txt", "requests.csv"]
 
 
 def test_the_default_directory_is_below_results_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,11 +111,9 @@ def test_a_nan_never_reaches_the_summary(tmp_path: Path) -> None:
 
 
 def test_a_refused_request_has_empty_times_and_its_reason(tmp_path: Path) -> None:
-    log = log_with_tokens({0: ()})
-    log.records[0].first_scheduled_ns = None
-    log.records[0].reason = 'needs 9, "has" 4'
+    refused = RequestRecord(Request(0, 0, 10, 1), 0, Status.REFUSED, reason='needs 9, "has" 4')
     with RunDirectory.create(config_of(), identity_of(), tmp_path / "run") as directory:
-        directory.write_requests(log.records.values())
+        directory.requests.write(refused)
     with open(tmp_path / "run" / "requests.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["first_scheduled_ns"], row["first_token_ns"], row["token_ns"]) == ("", "", "")

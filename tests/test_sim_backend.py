@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from log_checker import Rules, check_log, parse_batches
-from toy_backend import requests_text
+from toy_backend import by_id, requests_text
 
 from policies.core.arrivals import Arrivals
 from policies.core.batch import ExecutionBatch
 from policies.core.engine import Engine
 from policies.core.model import OURO_TINY
 from policies.core.request import Request
-from policies.core.runlog import RunLog
+from policies.core.runlog import RequestRecord, RunLog
 from policies.core.scheduler import Scheduler
 from policies.core.settings import CacheSettings, SchedulerSettings
 from policies.devices import device_facts
@@ -51,6 +51,7 @@ class AsAsked:
 class Simulated:
     engine: Engine
     batches_csv: str
+    records: dict[int, RequestRecord]
 
     @property
     def spans(self) -> list[tuple[str, int, int, int, int]]:
@@ -76,10 +77,11 @@ def simulate(
     settings = SchedulerSettings(prefill_chunk_size=4, max_num_batched_tokens=16, inflight=inflight)
     text = io.StringIO()
     scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=400))
-    engine = Engine(scheduler, Arrivals(requests), RunLog(text))
+    ended: list[RequestRecord] = []
+    engine = Engine(scheduler, Arrivals(requests), RunLog(text, ended.append))
     cost = ConstantCost(device_ns, select_ns, host_ns, loop or HostLoop(collect_ns=collect_ns), launch_ns, idle_ns)
     SimBackend(engine, cost, AsAsked(shorter or {}), seed=seed).run()
-    return Simulated(engine, text.getvalue())
+    return Simulated(engine, text.getvalue(), by_id(ended))
 
 
 def test_one_batch_in_flight_takes_selection_launch_device_and_collection_in_turn() -> None:
@@ -91,7 +93,7 @@ def test_one_batch_in_flight_takes_selection_launch_device_and_collection_in_tur
         ("RECURRENT", 345, 355, 455, 460),
         ("CODA", 460, 470, 570, 575),
     ]
-    assert list(run.engine.log.records[0].token_ns) == [225, 570]
+    assert list(run.records[0].token_ns) == [225, 570]
 
 
 def test_two_batches_in_flight_hide_the_host_behind_the_device() -> None:
@@ -103,7 +105,7 @@ def test_two_batches_in_flight_hide_the_host_behind_the_device() -> None:
         ("RECURRENT", 215, 310, 410, 415),
         ("CODA", 315, 410, 510, 515),
     ]
-    assert list(run.engine.log.records[0].token_ns) == [210, 510]
+    assert list(run.records[0].token_ns) == [210, 510]
 
 
 def test_a_host_slower_than_the_device_sets_the_pace_even_with_two_batches_in_flight() -> None:
@@ -188,15 +190,14 @@ def test_an_idle_device_waits_for_the_next_arrival() -> None:
 def test_every_token_is_delivered_at_the_end_of_the_coda_batch_that_made_it_and_times_add_up(policy: str, inflight: int) -> None:
     requests = [Request(at, 130 * at, 3 + 5 * at, 1 + at % 4) for at in range(9)]
     run = simulate(*requests, policy=policy, inflight=inflight, select_ns=2, host_ns=9, collect_ns=4, shorter={3: 2, 7: 1})
-    log = run.engine.log
     outputs = {request.request_id: request.max_tokens for request in requests} | {3: 2, 7: 1}
     made: dict[int, list[int]] = {request_id: [] for request_id in outputs}
     for batch in parse_batches(run.batches_csv):
         for item in batch.ranges:
             if item.stage == "CODA" and len(made[item.request_id]) < outputs[item.request_id]:
                 made[item.request_id].append(batch.finished_ns)
-    assert {request_id: list(record.token_ns) for request_id, record in log.records.items()} == made
-    for record in log.records.values():
+    assert {request_id: list(record.token_ns) for request_id, record in run.records.items()} == made
+    for record in run.records.values():
         arrival_ns, times = record.request.arrival_ns, record.token_ns
         ttft_ns, itl_ns = times[0] - arrival_ns, [later - earlier for earlier, later in pairwise(times)]
         assert record.finished_ns is not None
@@ -213,13 +214,13 @@ def test_every_token_is_delivered_at_the_end_of_the_coda_batch_that_made_it_and_
         16,
         outputs=outputs,
     )
-    check_log(run.batches_csv, requests_text(log), rules)
+    check_log(run.batches_csv, requests_text(run.records.values()), rules)
 
 
 def test_an_empty_workload_ends_at_time_0_with_an_empty_log() -> None:
     run = simulate()
     assert run.batches_csv.count("\n") == 1
-    assert (run.engine.now_ns, run.engine.log.records) == (0, {})
+    assert (run.engine.now_ns, run.records) == (0, {})
 
 
 def test_a_run_in_which_every_request_is_refused_has_failed_and_says_why(

@@ -12,7 +12,7 @@ from policies.config import parse_config
 from policies.core.arrivals import Arrivals
 from policies.core.engine import Engine
 from policies.core.request import Status
-from policies.core.runlog import RunLog
+from policies.core.runlog import RequestRecord, RunLog
 from policies.registry import POLICIES
 from sim.backend import SimBackend
 from sim.run import Simulation
@@ -38,15 +38,16 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
     }
     simulation = Simulation.prepare(parse_config(raw, Path("."), "test"))
     workload, scheduler, batches = simulation.workload, simulation.scheduler(), io.StringIO()
-    log = RunLog(batches)
+    ended: list[RequestRecord] = []
+    log = RunLog(batches, ended.append)
     SimBackend(Engine(scheduler, Arrivals(workload.requests), log), simulation.latency, workload.oracle).run()
 
     assert len(workload.requests) == NUM_ROWS
-    assert sorted(log.records) == list(range(NUM_ROWS))
-    counts = Counter(record.status for record in log.records.values())
+    assert sorted(record.request.request_id for record in ended) == list(range(NUM_ROWS)) and not log.records
+    counts = Counter(record.status for record in ended)
     assert counts[Status.FINISHED] + counts[Status.REFUSED] == NUM_ROWS
     assert counts[Status.REFUSED] > 0
-    assert all(bool(record.reason) == (record.status is Status.REFUSED) for record in log.records.values())
+    assert all(bool(record.reason) == (record.status is Status.REFUSED) for record in ended)
     scheduler.check_drained()
     settings = scheduler.settings
     rules = Rules(
@@ -61,4 +62,4 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
         max_context_tokens=scheduler.max_context_tokens,
         outputs={request.request_id: workload.oracle.output_tokens(request.request_id) for request in workload.requests},
     )
-    check_log(batches.getvalue(), requests_text(log), rules)
+    check_log(batches.getvalue(), requests_text(ended), rules)

@@ -11,17 +11,16 @@ from pathlib import Path
 from policies.config import parse_config
 from policies.core.arrivals import Arrivals
 from policies.core.engine import Engine
-from policies.core.runlog import RunLog
+from policies.core.runlog import RequestRecord, RunLog
 from sim.backend import SimBackend
 from sim.run import Simulation
 
-SCHEDULER = [tracemalloc.Filter(True, "*/policies/core/*"), tracemalloc.Filter(False, "*/policies/core/engine.py"),
-             tracemalloc.Filter(False, "*/policies/core/runlog.py")]  # fmt: skip
-"""All of the core but the two files that write the records, which a run keeps: a request's story and the times of its tokens."""
+CORE = [tracemalloc.Filter(True, "*/policies/core/*"), tracemalloc.Filter(False, "*/policies/core/runlog.py")]
+"""All of the core but the log, which keeps ids of requests and counts of host times; its records are counted."""
 
 
 def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
-    """What the scheduler's code has allocated and not freed when a run has ended, and how its requests ended."""
+    """What the core's code has allocated and not freed when a run has ended, and how its requests ended."""
     raw = {
         "policy": "wcpb", "device": "roofline:h200",
         "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 512, "prefill_chunk_size": 128, "admission": "priority"},
@@ -34,26 +33,34 @@ def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
         },
     }  # fmt: skip
     simulation = Simulation.prepare(parse_config(raw, Path(), "test"))
+    ends: Counter[str] = Counter()
+
+    def note(record: RequestRecord) -> None:
+        ends[record.status.value] += 1
+        ends["preemptions"] += record.preemptions
+        ends["most_records"] = max(ends["most_records"], len(log.records) + 1)
+
     gc.collect()
     tracemalloc.start()
     try:
         scheduler = simulation.scheduler()
         workload = simulation.workload
-        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), RunLog(), workload.patience_ns)
+        log = RunLog(hand_on=note)
+        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns)
         SimBackend(engine, simulation.latency, workload.oracle).run()
         gc.collect()
-        held = tracemalloc.take_snapshot().filter_traces(SCHEDULER)
+        held = tracemalloc.take_snapshot().filter_traces(CORE)
     finally:
         tracemalloc.stop()
     scheduler.check_drained()
-    ends = Counter(record.status.value for record in engine.log.records.values())
-    ends["preemptions"] = sum(record.preemptions for record in engine.log.records.values())
+    assert not log.records
     return sum(trace.size for trace in held.traces), ends
 
 
 def test_three_times_the_requests_leave_nothing_more_behind() -> None:
-    short, _ = bytes_left_behind(300)
+    short, few = bytes_left_behind(300)
     long, ends = bytes_left_behind(900)
     assert ends["finished"] + ends["cancelled"] == 900
     assert min(ends["finished"], ends["cancelled"], ends["preemptions"]) > 30
+    assert max(few["most_records"], ends["most_records"]) < 30
     assert long < short + 8_000, f"{long - short} bytes more after 600 requests more"

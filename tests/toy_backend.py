@@ -15,10 +15,10 @@ from policies.core.model import OURO_TINY, ModelShape
 from policies.core.oracle import early_exits
 from policies.core.policy import Policy
 from policies.core.request import Request
-from policies.core.runlog import REQUEST_COLUMNS, RunLog
+from policies.core.runlog import REQUEST_COLUMNS, RequestRecord, RunLog
 from policies.core.scheduler import Scheduler
 from policies.core.settings import CacheSettings, SchedulerSettings
-from results.rundir import request_row
+from results.requestlog import request_row
 
 Duration = Callable[[ExecutionBatch], int]
 
@@ -45,13 +45,14 @@ class World:
 
 @dataclass
 class Run:
-    """A finished run: its engine, every command it gave, every batch, and both log files as text."""
+    """A finished run: its engine, every command it gave, every batch, both log files as text, and its requests by id."""
 
     engine: Engine
     commands: list[Command]
     batches: list[ExecutionBatch]
     batches_csv: str
     requests_csv: str
+    records: dict[int, RequestRecord]
 
     @property
     def rows_per_invocation(self) -> float:
@@ -76,10 +77,11 @@ def run(
     cache = cache or CacheSettings(block_size=block_size, num_blocks=num_blocks)
     scheduler = Scheduler(policy, model, settings or SchedulerSettings(), cache, exits)
     text = io.StringIO()
-    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(text), patience_ns)
+    ended: list[RequestRecord] = []
+    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(text, ended.append), patience_ns)
     commands = drive(engine, world or World())
     batches = [command.batch for command in commands if isinstance(command, Submit)]
-    return Run(engine, commands, batches, text.getvalue(), requests_text(engine.log))
+    return Run(engine, commands, batches, text.getvalue(), requests_text(ended), by_id(ended))
 
 
 def drive(engine: Engine, world: World) -> list[Command]:
@@ -114,11 +116,13 @@ def drive(engine: Engine, world: World) -> list[Command]:
 
 
 def stops(engine: Engine, batch: ExecutionBatch, outputs: Mapping[int, int]) -> frozenset[int]:
-    """Requests whose row in a CODA batch makes their last token or a later one."""
+    """Requests that have not ended whose row in a CODA batch makes their last token."""
     if batch.stage is not Stage.CODA:
         return frozenset()
     found = []
     for item in batch.ranges:
+        if item.request_id not in engine.log.records:
+            continue
         request = engine.log.records[item.request_id].request
         number = item.token_start - request.prompt_tokens + 2
         if number >= outputs.get(item.request_id, request.max_tokens):
@@ -126,10 +130,15 @@ def stops(engine: Engine, batch: ExecutionBatch, outputs: Mapping[int, int]) -> 
     return frozenset(found)
 
 
-def requests_text(log: RunLog) -> str:
-    """`requests.csv` as the results package writes it."""
+def by_id(records: Iterable[RequestRecord]) -> dict[int, RequestRecord]:
+    """Records in order of arrival, by request id."""
+    return {record.request.request_id: record for record in sorted(records, key=lambda record: record.number)}
+
+
+def requests_text(records: Iterable[RequestRecord]) -> str:
+    """`requests.csv` as the results package leaves it."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(REQUEST_COLUMNS)
-    writer.writerows(map(request_row, log.records.values()))
+    writer.writerows(map(request_row, by_id(records).values()))
     return text.getvalue()

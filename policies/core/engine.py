@@ -81,19 +81,19 @@ class Engine:
             if patience_ns is not None:
                 heapq.heappush(self._hang_ups, (request.arrival_ns + patience_ns, request.request_id))
         else:
-            record.status = Status.REFUSED
             record.reason = reason
-            record.finished_ns = self.now_ns
-            self.arrivals.ended(self.now_ns)
+            self._end(request.request_id, Status.REFUSED, self.now_ns, self.now_ns)
 
     def _cancel(self, at_ns: int, request_id: int) -> None:
-        record = self.log.records[request_id]
         state = self.scheduler.cancel(request_id)
         if state is not None and state.first_scheduled_ns >= 0:
-            record.first_scheduled_ns = state.first_scheduled_ns
-        record.status = Status.CANCELLED
-        record.finished_ns = at_ns
-        self.arrivals.ended(at_ns)
+            self.log.records[request_id].first_scheduled_ns = state.first_scheduled_ns
+        self._end(request_id, Status.CANCELLED, at_ns, at_ns)
+
+    def _end(self, request_id: int, status: Status, finished_ns: int, known_ns: int) -> None:
+        """The one place where a request ends; a closed loop's next client may come when the engine knows, at `known_ns`."""
+        self.log.ended(request_id, status, finished_ns)
+        self.arrivals.ended(known_ns)
 
     def _next_ns(self) -> int | None:
         """When the next request arrives or the next client hangs up; None when neither comes by itself."""
@@ -104,7 +104,7 @@ class Engine:
 
     def _next_hang_up_ns(self) -> int | None:
         """When the next client hangs up on a request that has not ended; None when none will."""
-        while self._hang_ups and self.log.records[self._hang_ups[0][1]].status.is_end:
+        while self._hang_ups and self._hang_ups[0][1] not in self.log.records:
             heapq.heappop(self._hang_ups)
         return self._hang_ups[0][0] if self._hang_ups else None
 
@@ -138,9 +138,7 @@ class Engine:
                 record.first_scheduled_ns = state.first_scheduled_ns
             record.token_ns.append(completion.finished_ns)
             if has_ended:
-                record.status = Status.FINISHED
-                record.finished_ns = completion.finished_ns
-                self.arrivals.ended(completion.now_ns)
+                self._end(state.request_id, Status.FINISHED, completion.finished_ns, completion.now_ns)
         self.log.completed(batch, completion)
 
     def _check_end(self) -> None:
@@ -151,9 +149,9 @@ class Engine:
                 f"wait and {len(self.scheduler.running)} are unfinished: {unfinished}"
             )
         self.scheduler.check_drained()
-        for record in self.log.records.values():
-            if record.status not in (Status.FINISHED, Status.CANCELLED, Status.REFUSED):
-                raise InvariantError(f"invariant 7: request {record.request.request_id} ended the run as {record.status}")
+        if self.log.records:
+            left = ", ".join(map(str, list(self.log.records)[:8]))
+            raise InvariantError(f"invariant 7: the run ended and {len(self.log.records)} of its requests did not: {left}")
 
 
 def advance(loop: Generator[Command, Event, None], event: Event) -> Command | None:

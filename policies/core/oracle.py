@@ -11,7 +11,7 @@ from policies.core.runlog import RequestRecord
 def last_tokens(batch: ExecutionBatch, records: Mapping[int, RequestRecord], oracle: Oracle) -> frozenset[int]:
     """Requests whose token made by `batch` is their last: position p of a prompt of P tokens makes token p - P + 2.
 
-    A deep queue may hold a CODA beyond it: surplus, which ends nothing.
+    `records` are those of requests that have not ended. A deep queue may hold a CODA of one that has: surplus, which ends nothing.
     """
     if batch.stage is not Stage.CODA:
         return frozenset()
@@ -19,7 +19,8 @@ def last_tokens(batch: ExecutionBatch, records: Mapping[int, RequestRecord], ora
         [
             request_id
             for request_id, _, _, position, _, _, _, _ in batch.ranges
-            if position - records[request_id].request.prompt_tokens + 2 == oracle.output_tokens(request_id)
+            if (record := records.get(request_id)) is not None
+            and position - record.request.prompt_tokens + 2 == oracle.output_tokens(request_id)
         ]
     )
 

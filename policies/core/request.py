@@ -18,11 +18,6 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
     REFUSED = "refused"
 
-    @property
-    def is_end(self) -> bool:
-        """Whether a request with this status is done with."""
-        return self is not Status.WAITING and self is not Status.RUNNING
-
 
 class Phase(StrEnum):
     """What a running request's next step is, by scheduled (not completed) progress."""

@@ -1,11 +1,13 @@
-"""What a run leaves behind while it runs: one CSV line per batch, streamed, and one record per request, kept.
+"""What a run leaves behind while it runs: one CSV line per batch, and one record per request, handed on as soon as it has ended.
 
 The batch log is the evidence: every invariant can be checked from it alone. Column names and order are a public contract;
-columns after `ranges` are ours and may grow. The log formats, it does not compute statistics.
+columns after `ranges` are ours and may grow. The log formats, it does not compute statistics. However long a run, it holds records
+of requests that wait or run, of all others their ids, and counts of batches by host time.
 """
 
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import add
 from typing import Protocol
@@ -28,9 +30,13 @@ REQUEST_COLUMNS = (
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The story of one request. Times are None until they happen; `token_ns` holds the delivery time of every token."""
+    """The story of one request. Times are None until they happen; `token_ns` holds the delivery time of every token.
+
+    `number` counts the requests that arrived before it: the order in which the run let them in, also where times are equal.
+    """
 
     request: Request
+    number: int
     status: Status = Status.WAITING
     first_scheduled_ns: int | None = None
     finished_ns: int | None = None
@@ -98,21 +104,37 @@ class Lines(Protocol):
 
 
 class RunLog:
-    """Writes `batches.csv` lines to `batches` as batches complete (None: keeps totals only) and holds the request records."""
+    """Writes `batches.csv` lines to `batches` as batches complete (None: keeps totals only) and keeps the records of requests.
 
-    def __init__(self, batches: Lines | None = None) -> None:
+    `records` are those of requests that have arrived and not ended. One that has ended goes to `hand_on`, once, and is forgotten.
+    """
+
+    def __init__(self, batches: Lines | None = None, hand_on: Callable[[RequestRecord], object] = lambda record: None) -> None:
         self.records: dict[int, RequestRecord] = {}
         self.totals = BatchTotals()
         self._batches = batches
+        self._hand_on = hand_on
+        self._arrived: set[int] = set()
         if batches is not None:
             batches.write(",".join(BATCH_COLUMNS) + "\n")
 
     def arrived(self, request: Request) -> RequestRecord:
-        if request.request_id in self.records:
+        """The record of a request that arrives. Raises `InvariantError` when it has before."""
+        if request.request_id in self._arrived:
             raise InvariantError(f"invariant 7: request {request.request_id} arrives twice")
-        record = RequestRecord(request)
+        record = RequestRecord(request, len(self._arrived))
+        self._arrived.add(request.request_id)
         self.records[request.request_id] = record
         return record
+
+    def ended(self, request_id: int, status: Status, finished_ns: int) -> None:
+        """A request has come to its end. Raises `InvariantError` when it had, or never arrived, and what `hand_on` raises."""
+        record = self.records.pop(request_id, None)
+        if record is None:
+            raise InvariantError(f"invariant 7: request {request_id} ends as {status} and is not among those that wait or run")
+        record.status = status
+        record.finished_ns = finished_ns
+        self._hand_on(record)
 
     def completed(self, batch: ExecutionBatch, completion: Completion) -> None:
         totals, loops = self.totals, batch.loop_count

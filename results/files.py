@@ -1,0 +1,60 @@
+"""Files that a full disk leaves whole: lines that are written as they come, and drafts that take their place in one step."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from policies.core.errors import WriteError
+
+TAIL_BYTES = 1 << 16
+
+
+class GrowingFile:
+    """A text file that is written line by line, `path`. What the disk does not take is cut off, so that its lines are whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "w", buffering=1 << 20, encoding="utf-8", newline="\n")  # noqa: SIM115
+
+    def write(self, text: str) -> None:
+        try:
+            self._file.write(text)
+        except OSError as error:
+            raise WriteError(f"{self._path}: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Close it once; later calls do nothing."""
+        try:
+            self._file.close()
+        except OSError as error:
+            _cut_to_lines(self._path)
+            raise WriteError(f"{self._path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """Where to write what is to become `path`: a draft that takes its place when the block ends, and is gone when it fails."""
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        yield draft
+        os.replace(draft, path)
+    except OSError as error:
+        raise WriteError(f"{path}: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _cut_to_lines(path: Path) -> None:
+    """Cut a file after its last whole line."""
+    with open(path, "r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - TAIL_BYTES)
+            file.seek(start)
+            at = file.read(end - start).rfind(b"\n")
+            if at >= 0:
+                end = start + at + 1
+                break
+            end = start
+        file.truncate(end)
