@@ -22,15 +22,12 @@ from sim.features import Cutting, Work
 from sim.latency import HostLoop
 
 SCHEMA = 1
-FIT_VERSION = 4
+FIT_VERSION = 5
 """Of features and fit together: raise it with any change after which an old model file would predict or mean something else."""
 
 
 PROVENANCE = ("date", "torch", "kernel_sha256", "gpu")
 """What a prediction says of the profile that it comes from."""
-
-SHARPNESS = 4
-"""Exponent of the soft maximum of attention's critical path and its total work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,8 @@ class Copies:
 class Attention:
     """Attention of one invocation with query tiles of one height, all layers and heads.
 
-    The longer of the critical path (`path_tile_ns` for each history tile on it) and of the total work (`tile_ns` for each history
-    tile of every item), and `item_ns` for each item. That it runs at all is in the linear table.
+    The sum of its critical path (`path_tile_ns` for each history tile on it), of what all the work beside it slows that down
+    (`tile_ns` for each history tile of every item), and `item_ns` for each item. That it runs at all is in the linear table.
     """
 
     path_tile_ns: float
@@ -89,13 +86,10 @@ class Combine:
 
 
 def attention_ns(work: Any, cost: Any, combine: Any) -> Any:
-    """Attention of one invocation. Numbers in, a number out; `sim.fit` passes arrays of one value per case instead.
-
-    Path and total meet in a soft maximum, gradually, as the device fills.
-    """
-    path, total = cost.path_tile_ns * work.path_tiles, cost.tile_ns * work.tiles
+    """Attention of one invocation. Numbers in, a number out; `sim.fit` passes arrays of one value per case instead."""
+    tiles = cost.path_tile_ns * work.path_tiles + cost.tile_ns * work.tiles
     joined = combine.any_ns * (work.partials > 0) + combine.row_ns * work.combined_rows + combine.partial_ns * work.partials
-    return (path**SHARPNESS + total**SHARPNESS) ** (1 / SHARPNESS) + cost.item_ns * work.items + joined
+    return tiles + cost.item_ns * work.items + joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class BatchTotals:
 
     `idle_ns` is device time between batches: from one's end to the next one's start. Of it, `idle_host_ns` is while the host chose,
     packed and launched the next one, and `idle_launch_ns` after that; the rest is before the next batch was thought of.
-    `select_ns` and `host_ns` count batches by their host time: as many entries as there are different times, however long the run.
+    `select_ns` and `host_ns` count batches by their host time to 10 ns: few entries, however long the run.
     """
 
     recurrent_invocations: int = 0
@@ -150,8 +150,8 @@ class RunLog:
         stage.host_ns += completion.host_ns
         if completion.components_ns:
             stage.components_ns = list(map(add, stage.components_ns, completion.components_ns))
-        totals.select_ns[completion.select_ns] += 1
-        totals.host_ns[completion.host_ns] += 1
+        totals.select_ns[_rounded(completion.select_ns)] += 1
+        totals.host_ns[_rounded(completion.host_ns)] += 1
         if totals.first_started_ns is None:
             totals.first_started_ns = started_ns
         elif started_ns > totals.last_finished_ns:
@@ -163,6 +163,10 @@ class RunLog:
         totals.last_finished_ns = finished_ns
         if self._batches is not None:
             self._batches.write(batch_line(batch, completion))
+
+
+def _rounded(host_ns: int) -> int:
+    return (host_ns + 5) // 10 * 10
 
 
 _STAGE_FIELD = {stage: f":{stage.value}:" for stage in Stage}
