@@ -109,7 +109,7 @@ def predict_batches(path: Path, latency: LatencyModel, folder: Path) -> Outcome:
     host = RecordedHost(latency.loop)
 
     def observe(row: LoggedBatch, batch: ExecutionBatch) -> None:
-        said = latency.predict(batch)
+        said = latency.times(batch)
         waiting_ns = said.waiting_ns(host.launched_ns(row) - said.launch_ns + latency.loop.mark_ns, row.started_ns)
         device_ns = said.device_ns + waiting_ns
         rows.append((batch.seq, said.select_ns, said.host_ns, device_ns, *said.components_after(waiting_ns)))
