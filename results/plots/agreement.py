@@ -46,4 +46,5 @@ def plot_agreement(cells: Sequence[Cell], tolerances: Tolerances, path: Path) ->
         for text, fill in (("p50", INK), ("p99", "none")):
             handles.append(Line2D([], [], ls="", marker="o", mfc=fill, mec=INK, color=INK, label=text))
         figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
-        figure.suptitle(f"Simulated against measured: {len(cells)} runs", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        title = f"Simulated against measured: {len(cells)} configurations"
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)

@@ -73,12 +73,12 @@ def policy_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def log_scales(axes: Axes, x: bool = True, y: bool = False) -> None:
-    """Make the axes asked for logarithmic, with plain numbers at 1, 2 and 5 of a decade."""
+    """Make the axes asked for logarithmic, with plain numbers, short ones, at 1, 2 and 5 of a decade: 500, 1k, 2k."""
     for is_wanted, axis, scale in ((x, axes.xaxis, axes.set_xscale), (y, axes.yaxis, axes.set_yscale)):
         if is_wanted:
             scale("log")
             axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0), numticks=12))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.12g}" if value < 1000 else f"{value / 1000:,.12g}k"))
             axis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", color=MUTED, length=2)
 
