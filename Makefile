@@ -60,7 +60,7 @@ compare: $(VENV)/.base ## hold the simulator against a GPU's runs, measured here
 	$(BIN)/python -m results compare $(OUT)/compare/sim "$$measured" --out $(OUT)/compare
 
 measure: $(VENV)/.gpu ## the runs of `make compare` on a GPU, resumable (REPEATS=, TRACE=AzureLLMInferenceTrace_conv.csv adds its part)
-	$(BIN)/python -m executor sweep executor/configs/compare-serving.yaml executor/configs/compare-prefill.yaml $(SETS) --repeats $(REPEATS) --out $(OUT)/compare/gpu
+	$(BIN)/python -m executor sweep executor/configs/compare-serving.yaml executor/configs/compare-prefill.yaml executor/configs/compare-pressure.yaml $(SETS) --repeats $(REPEATS) --out $(OUT)/compare/gpu
 ifneq ($(TRACE),)
 	$(BIN)/python -m executor sweep executor/configs/compare-azure.yaml --set 'workload.path=$(abspath $(TRACE))' --repeats $(REPEATS) --out $(OUT)/compare/gpu
 else
