@@ -115,6 +115,7 @@ def execute(
                 tokens,
             )
             ending = run_to_end(backend.run, session.synchronize)
+            at_end = session.sensors.read()
         for record in log.records.values():
             drop_undelivered(tokens, record)
         summary = write_outputs(
@@ -135,6 +136,7 @@ def execute(
                 "versions": versions(),
                 **{name: value - before[name] for name, value in session.programs.counters().items()},
                 "swap_s": runner.swap_ns / 1e9,
+                **at_end._asdict(),
                 "padded_row_fraction": runner.padded_row_fraction(),
                 "audited_rows": address_audit.rows_checked if address_audit else None,
                 **ending.as_summary(),

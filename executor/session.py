@@ -21,6 +21,7 @@ from executor.model.forward import LoopedModel
 from executor.model.weights import Weights, random_weights, weight_bytes
 from executor.pools import Pools, blocks_that_fit
 from executor.programs import Programs
+from executor.sensors import Sensors
 from executor.source import kernel_sha256
 from executor.swap import SwapSpace
 from policies.config import RunConfig, locate
@@ -74,6 +75,7 @@ class Session:
         source = resolve_model(local_or_name(first))
         self.seed = first.seed
         self.device = resolve_device(device)
+        self.sensors = Sensors(self.device)
         self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.shape = dataclasses.replace(source.shape, dtype_bytes=self.dtype.itemsize)
         self.checkpoint = source.checkpoint

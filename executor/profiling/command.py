@@ -17,7 +17,6 @@ from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS
 from executor.profiling.cases import Case, Scale, component_cases
 from executor.profiling.engine_runs import run_mixes, time_run
 from executor.profiling.measure import Measurement, Repeats
-from executor.profiling.sensors import Sensors
 from executor.profiling.serving import INFLIGHT, all_mixes, sampled_cases
 from executor.programs import BUCKETS
 from executor.run import few_collections, versions
@@ -146,7 +145,7 @@ def profile_header(session: Session, mode: str, seed: int) -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "commit": git_commit(),
         "gpu": session.card,
-        "driver": Sensors(session.device).driver,
+        "driver": session.sensors.driver,
         "python": found["python"],
         "torch": found["torch"],
         "cuda": found.get("cuda", ""),

@@ -17,9 +17,9 @@ import torch
 
 from executor.packing import RunningRequest
 from executor.profiling.cases import Case
-from executor.profiling.sensors import Reading, Sensors, median_reading
 from executor.profiling.serving import INFLIGHT
 from executor.runner import Runner
+from executor.sensors import Reading, median_reading
 from executor.session import Session
 from executor.timeline import make_timeline
 from policies.core.batch import Allocation, ExecutionBatch, ScheduledRange, Stage
@@ -72,7 +72,6 @@ class Measurement:
         self._runner = Runner(session.model, pools, session.programs, self._timeline, session.seed)
         self._num_groups = pools.kv.k.shape[1] // pools.kv.planes
         self._next_group = 0
-        self._sensors = Sensors(session.device)
         self._readings: list[Reading] = []
         self._num_launches = 0
 
@@ -198,7 +197,7 @@ class Measurement:
             hosts.append((asked_ns, runner.launched[-1].start.made_ns, now()))
             self._num_launches += 1
             if self._num_launches % READ_EVERY == 0:
-                self._readings.append(self._sensors.read())
+                self._readings.append(self._session.sensors.read())
             if len(hosts) == inflight:
                 yield collect()
         while hosts:

@@ -1,4 +1,4 @@
-"""What the driver says of the device while it works: SM clock, temperature, driver version. By NVML, part of the driver."""
+"""What the driver says of the device: SM clock, temperature, driver version. By NVML, part of the driver."""
 
 import ctypes
 from collections.abc import Sequence
