@@ -1,5 +1,6 @@
 """Files that a full disk leaves whole: lines that are written as they come, and drafts that take their place in one step."""
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,25 +12,48 @@ TAIL_BYTES = 1 << 16
 
 
 class GrowingFile:
-    """A text file that is written line by line, `path`. What the disk does not take is cut off, so that its lines are whole."""
+    """A text file that is written line by line, `path`: always the beginning of what was written.
+
+    Once the disk has not taken something the file takes nothing more, for that would follow a gap: it is closed and cut after its
+    last whole line, and `write` and `flush` raise the first `WriteError` again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open(path, "w", buffering=1 << 20, encoding="utf-8", newline="\n")  # noqa: SIM115
+        self._raw = io.FileIO(path, "w")
+        self._file = io.TextIOWrapper(io.BufferedWriter(self._raw, 1 << 20), encoding="utf-8", newline="\n")
+        self._fault: WriteError | None = None
 
     def write(self, text: str) -> None:
+        if self._fault is not None:
+            raise self._fault
         try:
             self._file.write(text)
         except OSError as error:
-            raise WriteError(f"{self._path}: {error.strerror or error}") from error
+            raise self._failed(error) from error
+
+    def flush(self) -> None:
+        """Hand what was written until now to the system: it is there even if the process is killed."""
+        if self._fault is not None:
+            raise self._fault
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise self._failed(error) from error
 
     def close(self) -> None:
-        """Close it once; later calls do nothing."""
+        """Close it once; later calls, and calls after a `WriteError`, do nothing."""
         try:
             self._file.close()
         except OSError as error:
-            _cut_to_lines(self._path)
-            raise WriteError(f"{self._path}: {error.strerror or error}") from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> WriteError:
+        """Close without writing what is still buffered."""
+        self._raw.close()
+        _cut_to_lines(self._path)
+        self._fault = WriteError(f"{self._path}: {error.strerror or error}")
+        return self._fault
 
 
 @contextmanager

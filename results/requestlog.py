@@ -21,13 +21,17 @@ from results.files import GrowingFile, drafted
 
 
 class RequestFile:
-    """`path` while it is being written: `write` takes each record that has ended, `finish` those that have not."""
+    """`path` while it is being written: `write` takes each record that has ended, `finish` those that have not.
+
+    The line of columns is on the disk from the beginning: a file that holds no request can be read, too.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = GrowingFile(path)
         self._writer = csv.writer(self._file, lineterminator="\n")
         self._writer.writerow(REQUEST_COLUMNS)
+        self._file.flush()
         self._numbers = array("q")
 
     def write(self, record: RequestRecord) -> None:
@@ -49,10 +53,10 @@ class RequestFile:
             starts = array("q", [0])
             for line in file:
                 starts.append(starts[-1] + len(line))
-            spans = [(0, starts[1]), *pairwise(starts[1:])]
+            header, *spans = pairwise(starts)
+            numbers = np.array(self._numbers[: len(spans)])
             with drafted(self._path) as draft, open(draft, "wb") as ordered:
-                for at in (0, *(np.argsort(np.array(self._numbers)) + 1)):
-                    start, end = spans[at]
+                for start, end in (header, *(spans[at] for at in np.argsort(numbers))):
                     file.seek(start)
                     ordered.write(file.read(end - start))
 

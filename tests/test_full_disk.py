@@ -2,12 +2,14 @@
 
 import csv
 import errno
+import io
 import json
 import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from log_checker import parse_batches
@@ -137,24 +139,74 @@ def test_a_log_that_finds_no_room_is_cut_to_whole_lines(tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == summary["num_requests"]
 
 
+class Disk:
+    """A disk with `room` bytes left for files that grow: raw files that write to it take what fits and then no more."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        self.room = room
+        disk = self
+
+        class File(io.FileIO):
+            def write(self, data: Any) -> int:
+                taken = min(disk.room, len(data))
+                if not taken:
+                    raise FULL
+                disk.room -= taken
+                return super().write(memoryview(data)[:taken])
+
+        monkeypatch.setattr("results.files.io.FileIO", File)
+
+
 @pytest.mark.parametrize("tail", ["", "x" * 70_000, "x" * 70_000 + "\n" + "y" * 3])
 def test_a_log_is_cut_after_its_last_whole_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: str) -> None:
-    path = tmp_path / "log.csv"
+    path, text = tmp_path / "log.csv", "a,b\n1,2\n" + tail
+    Disk(monkeypatch, len(text))
     log = GrowingFile(path)
-    log.write("a,b\n1,2\n" + tail)
-    real = log._file
-
-    class Broken:
-        closed = False
-
-        def close(self) -> None:
-            real.close()
-            raise FULL
-
-    monkeypatch.setattr(log, "_file", Broken())
+    log.write(text + "no room")
     with pytest.raises(WriteError, match=r"log.csv: No space left on device"):
         log.close()
     assert path.read_text() == "a,b\n1,2\n" + tail[: tail.rfind("\n") + 1]
+
+
+@pytest.mark.parametrize("room", [0, 1, 5_000, 1 << 20, (1 << 20) + 7, 2_900_000])
+def test_a_log_is_the_beginning_of_what_was_written_also_when_the_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    path = tmp_path / "log.csv"
+    disk = Disk(monkeypatch, room)
+    log, written, faults = GrowingFile(path), "", []
+    for at in range(400):
+        line = f"{at} {'x' * (37 * at)}\n"
+        written += line
+        try:
+            log.write(line)
+        except WriteError as error:
+            faults.append(error)
+            disk.room = 1 << 30
+    assert disk.room == 1 << 30 or not faults
+    if not faults:
+        with pytest.raises(WriteError):
+            log.close()
+    assert len(set(map(id, faults))) <= 1
+    log.close()
+    text = path.read_text()
+    assert written.startswith(text) and text == written[: written[:room].rfind("\n") + 1]
+    with pytest.raises(WriteError, match=r"log.csv: No space left on device"):
+        log.write("more\n")
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("room", [400, 2_000, 20_000, 100_000])
+def test_a_disk_that_fills_before_any_request_was_written_fails_the_run_for_that_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Both logs share what is left, and requests wait in a buffer while batches take it all."""
+    Disk(monkeypatch, room)
+    with pytest.raises(WriteError, match=r"run/batches.csv: No space .*; what could be written is in .*, marked failed$"):
+        run(tmp_path / "run")
+    read = load_run(tmp_path / "run")
+    assert read.summary["status"] == "failed" and "batches.csv" in read.summary["error"]
+    assert len(read.requests()) == read.summary["num_requests"]
 
 
 def test_the_command_ends_with_status_1_and_one_line(
