@@ -65,7 +65,11 @@ class LoggedArrivals(Arrivals):
 
 
 class LoggedBatch(NamedTuple):
-    """One line of `batches.csv`: its fields as text, and the numbers that a replay is driven by."""
+    """One line of `batches.csv`: its fields as text, and the numbers that a replay is driven by.
+
+    `launched_ns` is when the host was through with choosing and launching it, or a little earlier: the log does not say what the
+    host did first.
+    """
 
     line: int
     fields: Fields
@@ -76,6 +80,7 @@ class LoggedBatch(NamedTuple):
     started_ns: int
     finished_ns: int
     collected_ns: int
+    launched_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +124,12 @@ class RecordedRun:
     def batches(self) -> Iterator[LoggedBatch]:
         """Every logged batch, streamed. Raises `InputError` at a line that no run can have written."""
         path = self.path / BATCHES
-        before = LoggedBatch(1, {}, -1, -1, frozenset(), 0, 0, 0, 0)
+        before = LoggedBatch(1, {}, -1, -1, frozenset(), 0, 0, 0, 0, 0)
         for line, fields in enumerate(_read_csv(path, BATCH_COLUMNS), start=2):
             where = f"{path} line {line}"
             seq, after_seq, *times = (_whole(fields, name, where) for name in ("seq", "after_seq", *BATCH_TIMES))
-            batch = LoggedBatch(line, fields, seq, after_seq, _exits(fields, where), *times)
+            launched_ns = times[0] + _whole(fields, "select_ns", where) + _whole(fields, "host_ns", where)
+            batch = LoggedBatch(line, fields, seq, after_seq, _exits(fields, where), *times, launched_ns)
             if seq != before.seq + 1 or not before.after_seq <= after_seq < seq:
                 raise InputError(
                     f"{where}: batch {seq} after batch {after_seq} was collected, expected batch {before.seq + 1} after one from "

@@ -8,8 +8,9 @@ how many batches had been collected when a batch was formed, so the events are
 
 also where several share one instant. A device process with recorded *durations* would have to guess that order again. Events that
 decided nothing are not in the log and need not be: an attempt to form a batch that forms none moves nothing, so leaving one out
-changes nothing. Where the log collects next, handing the last batch over takes no time here: nothing that arrived meanwhile was
-scheduled before that completion, or the log would hold its batch. Measured times pass through; decisions are what is compared.
+changes nothing. Where the log collects next, handing the last batch over takes the logged time of choosing and launching it, and
+no more: who hung up by then is gone, and who arrived by then was not scheduled before that completion, or the log would hold the
+batch. Measured times pass through; decisions are what is compared.
 """
 
 from collections import deque
@@ -173,13 +174,18 @@ class ReplayBackend:
     def _collect(self, following: LoggedBatch | None) -> SimProcess:
         """Report the oldest completion; `following` is the batch that the log forms next, after this."""
         if isinstance(self._command, Submit) and self._new_batch is None:
-            self._send(Tick(int(self._env.now)))
+            self._send(Tick(self._launched_ns()))
         if self._new_batch is not None:
             self._match(following)
         row, batch = self._in_flight.popleft()
         yield from self._until(row.collected_ns, f"line {row.line}: collected_ns")
         stops = last_tokens(batch, self._engine.log.records, self._run)
         self._send(Completion(row.seq, row.collected_ns, row.started_ns, row.finished_ns, stops, exits=row.exits))
+
+    def _launched_ns(self) -> int:
+        """When the host had handed over the last batch, before it collected the oldest: a client may have hung up meanwhile."""
+        (oldest, _), (last, _) = self._in_flight[0], self._in_flight[-1]
+        return min(last.launched_ns, oldest.collected_ns)
 
     def _send(self, event: Event) -> None:
         self._command = advance(self._loop, event)

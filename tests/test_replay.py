@@ -95,6 +95,18 @@ def test_every_batch_of_a_simulated_run_is_decided_again(
     assert_equal(replay(simulated(tmp_path / "run", config_of(policy, inflight, device=device, workload=LOOPS[loop]))))
 
 
+@pytest.mark.parametrize("inflight", [3, 8])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_clients_that_hang_up_while_a_batch_is_handed_over_are_gone_in_the_replay_too(
+    tmp_path: Path, policy: str, inflight: int
+) -> None:
+    """A host slower than the device, one place, and clients that wait 3 ms: almost every one hangs up at such a time."""
+    hasty = {"num_requests": 30, "arrival": {"process": "poisson", "rate": 2000}, "patience_ms": 3, "max_tokens": 30}
+    raw = config_of(policy, inflight, device="roofline:h200", workload=hasty, scheduler={"max_num_seqs": 1})
+    raw["workload"]["output_tokens"] = [1, 30, 7]
+    assert_equal(replay(simulated(tmp_path / "run", raw)))
+
+
 @pytest.mark.parametrize("world", range(60))
 def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided_again(tmp_path: Path, world: int) -> None:
     """A trace out of order, so that ids and arrivals disagree, times on a coarse grid, so that many things happen at once."""
