@@ -77,7 +77,7 @@ class Explanation:
             if ns:
                 yield f"  {name:<10}{ns / 1e3:>12,.1f} us {ns / total:>6.1%}"
         if self.terms:
-            yield "one invocation (attention is the longer of path and total, gradually, and the rest on top):"
+            yield "one invocation, the sum of:"
         for term in self.terms:
             product = f"{term.value:,} x {term.coefficient_ns / 1e3:,.3f}"
             yield f"  {term.component:<18}{term.feature:<34}{product:>22} = {term.ns / 1e3:>10,.1f} us"

@@ -76,11 +76,11 @@ class LoggedBatch(NamedTuple):
     seq: int
     after_seq: int
     exits: frozenset[int]
+    launched_ns: int
     submitted_ns: int
     started_ns: int
     finished_ns: int
     collected_ns: int
-    launched_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class RecordedRun:
             where = f"{path} line {line}"
             seq, after_seq, *times = (_whole(fields, name, where) for name in ("seq", "after_seq", *BATCH_TIMES))
             launched_ns = times[0] + _whole(fields, "select_ns", where) + _whole(fields, "host_ns", where)
-            batch = LoggedBatch(line, fields, seq, after_seq, _exits(fields, where), *times, launched_ns)
+            batch = LoggedBatch(line, fields, seq, after_seq, _exits(fields, where), launched_ns, *times)
             if seq != before.seq + 1 or not before.after_seq <= after_seq < seq:
                 raise InputError(
                     f"{where}: batch {seq} after batch {after_seq} was collected, expected batch {before.seq + 1} after one from "
