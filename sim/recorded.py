@@ -122,8 +122,10 @@ class RecordedRun:
         return self.outputs[request_id]
 
     def batches(self) -> Iterator[LoggedBatch]:
-        """Every logged batch, streamed. Raises `InputError` at a line that no run can have written."""
+        """Every logged batch, streamed. Raises `InputError` at a line that no run can have written, and, of a run that was cut
+        off, at a request whose own line a full disk did not take."""
         path = self.path / BATCHES
+        known = set(map(str, self.outputs))
         before = LoggedBatch(1, {}, -1, -1, frozenset(), 0, 0, 0, 0, 0)
         for line, fields in enumerate(_read_csv(path, BATCH_COLUMNS), start=2):
             where = f"{path} line {line}"
@@ -140,6 +142,11 @@ class RecordedRun:
                     f"{where}: submitted, started, finished, collected at {', '.join(map(str, times))} ns, expected times that do "
                     f"not fall and a start after {before.finished_ns} ns, the end of the batch before"
                 )
+            for item in fields["allocated"].split():
+                if self.is_cut and item.partition(":")[0] not in known:
+                    raise InputError(
+                        f"{where}: allocated: {item}, expected a request of {REQUESTS}, which lacks some when the disk was full"
+                    )
             yield batch
             before = batch
 

@@ -209,6 +209,18 @@ def test_a_disk_that_fills_before_any_request_was_written_fails_the_run_for_that
     assert len(read.requests()) == read.summary["num_requests"]
 
 
+def test_a_run_whose_disk_did_not_take_its_requests_is_not_said_to_decide_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Disk(monkeypatch, 20_000)
+    with pytest.raises(WriteError):
+        run(tmp_path / "run")
+    assert main(["replay", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"sim: {tmp_path}/run/batches.csv line 2: allocated: 0:")
+    assert told.endswith(", expected a request of requests.csv, which lacks some when the disk was full")
+
+
 def test_the_command_ends_with_status_1_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
