@@ -22,7 +22,7 @@ from sim.features import Cutting, Work
 from sim.latency import HostLoop
 
 SCHEMA = 1
-FIT_VERSION = 5
+FIT_VERSION = 6
 """Of features and fit together: raise it with any change after which an old model file would predict or mean something else."""
 
 

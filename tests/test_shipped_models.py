@@ -19,8 +19,6 @@ from sim.solve import Case, fit_device
 PROFILES = Path(__file__).parents[1] / "results" / "reference"
 MEDIAN, P95 = 0.03, 0.08
 MANY = 50
-FALLS_SHORT = {Stage.PREFILLING_PRELUDE}
-"""Staging takes 9 to 25 us, and the same batch is measured 8 us faster or slower from one launch to the next."""
 
 
 @pytest.fixture(scope="module", params=["h200"])
@@ -51,25 +49,29 @@ def test_the_shipped_model_is_what_the_fit_makes_of_the_shipped_profile(shipped:
 def test_the_shipped_model_claims_no_more_error_than_it_may(shipped: tuple[ModelFile, Path]) -> None:
     model, _ = shipped
     for stage, errors in model.errors_by_stage.items():
-        if stage not in FALLS_SHORT:
-            assert errors.median <= MEDIAN and errors.p95 <= P95, stage
+        assert errors.median <= MEDIAN and errors.p95 <= P95, stage
 
 
 def test_half_of_the_profile_predicts_the_other_half_as_well_as_the_model_claims(shipped: tuple[ModelFile, Path]) -> None:
-    """A median may be a quarter worse and a p95 a half: half as many cases are fitted. Of a few cases p95 is the worst one."""
+    """Other halves than those of the claim: a median may be a quarter worse and a p95 a half. Of a few cases p95 is the
+    worst one."""
     model, path = shipped
     profile = read_profile(path)
     cutting = cutting_of(profile, model.model)
     rows = [row for row in profile.rows if row.device_ns and row.kind not in ("copies", "host", "gap")]
     cases = [Case.of(row, cutting) for row in rows]
     errors: dict[Stage, list[float]] = {}
+
+    def other_half(case: Case) -> int:
+        return fold_of(f"other {case.composition}", 2)
+
     for held_out in (0, 1):
-        times = fit_device([case for case in cases if fold_of(case.composition, 2) != held_out], Copies(0, 0, 0))
+        times = fit_device([case for case in cases if other_half(case) != held_out], Copies(0, 0, 0))
         for case in cases:
-            if fold_of(case.composition, 2) == held_out:
+            if other_half(case) == held_out:
                 errors.setdefault(case.stage, []).append(abs(case.predicted_ns(times) / case.device_ns - 1))
     assert errors.keys() == model.errors_by_stage.keys()
-    for stage in errors.keys() - FALLS_SHORT:
+    for stage in errors:
         median, p95 = np.quantile(errors[stage], [0.5, 0.95])
         claimed = model.errors_by_stage[stage]
         assert median <= 1.25 * claimed.median + 0.002, stage
