@@ -128,8 +128,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Everything in `summary.json`, in its order; ready for JSON.
 
-    `records` are those of all requests that arrived, in that order, read once: on a full disk those that it holds. `totals` are the log's
-    sums over batches.
+    `records` are those of all requests that arrived, in that order, read once (after a full disk: those that it holds). `totals`
+    are the log's sums over batches.
     `status` is how the run ended; a run that completes without one finished request is `failed`, because it shows nothing.
     `skipped_rows` counts workload rows that were not run (failed rows of a trace). `extra` adds keys, for instance the executor's
     `output_token_sha256`; it cannot replace one. Raises `ValueError` when it tries.
