@@ -137,8 +137,7 @@ class RecordedHost:
             self._free_ns = self._collected_ns[row.after_seq] + self._loop.after_collect_ns
         self._last_collected = row.after_seq
         self._collected_ns[row.seq] = row.collected_ns
-        busy_ns = int(row.fields["select_ns"]) + int(row.fields["host_ns"])
-        launched_ns = max(self._free_ns, row.submitted_ns) + busy_ns
+        launched_ns = max(self._free_ns, row.submitted_ns) + row.busy_ns
         self._free_ns = launched_ns + self._loop.after_submit_ns
         return launched_ns
 

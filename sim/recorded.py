@@ -67,8 +67,7 @@ class LoggedArrivals(Arrivals):
 class LoggedBatch(NamedTuple):
     """One line of `batches.csv`: its fields as text, and the numbers that a replay is driven by.
 
-    `launched_ns` is when the host was through with choosing and launching it, or a little earlier: the log does not say what the
-    host did first.
+    `busy_ns` is how long the host chose, packed and launched it; from when on, the log does not say.
     """
 
     line: int
@@ -76,7 +75,7 @@ class LoggedBatch(NamedTuple):
     seq: int
     after_seq: int
     exits: frozenset[int]
-    launched_ns: int
+    busy_ns: int
     submitted_ns: int
     started_ns: int
     finished_ns: int
@@ -130,8 +129,8 @@ class RecordedRun:
         for line, fields in enumerate(_read_csv(path, BATCH_COLUMNS), start=2):
             where = f"{path} line {line}"
             seq, after_seq, *times = (_whole(fields, name, where) for name in ("seq", "after_seq", *BATCH_TIMES))
-            launched_ns = times[0] + _whole(fields, "select_ns", where) + _whole(fields, "host_ns", where)
-            batch = LoggedBatch(line, fields, seq, after_seq, _exits(fields, where), launched_ns, *times)
+            busy_ns = _whole(fields, "select_ns", where) + _whole(fields, "host_ns", where)
+            batch = LoggedBatch(line, fields, seq, after_seq, _exits(fields, where), busy_ns, *times)
             if seq != before.seq + 1 or not before.after_seq <= after_seq < seq:
                 raise InputError(
                     f"{where}: batch {seq} after batch {after_seq} was collected, expected batch {before.seq + 1} after one from "
@@ -142,8 +141,8 @@ class RecordedRun:
                     f"{where}: submitted, started, finished, collected at {', '.join(map(str, times))} ns, expected times that do "
                     f"not fall and a start after {before.finished_ns} ns, the end of the batch before"
                 )
-            for item in fields["allocated"].split():
-                if self.is_cut and item.partition(":")[0] not in known:
+            for item in fields["allocated"].split() if self.is_cut else ():
+                if item.partition(":")[0] not in known:
                     raise InputError(
                         f"{where}: allocated: {item}, expected a request of {REQUESTS}, which lacks some when the disk was full"
                     )

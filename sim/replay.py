@@ -183,9 +183,10 @@ class ReplayBackend:
         self._send(Completion(row.seq, row.collected_ns, row.started_ns, row.finished_ns, stops, exits=row.exits))
 
     def _launched_ns(self) -> int:
-        """When the host had handed over the last batch, before it collected the oldest: a client may have hung up meanwhile."""
+        """When the host had handed over the last batch, or a little earlier, and before it collected the oldest: a client may have
+        hung up meanwhile."""
         (oldest, _), (last, _) = self._in_flight[0], self._in_flight[-1]
-        return min(last.launched_ns, oldest.collected_ns)
+        return min(last.submitted_ns + last.busy_ns, oldest.collected_ns)
 
     def _send(self, event: Event) -> None:
         self._command = advance(self._loop, event)

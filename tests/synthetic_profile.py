@@ -79,7 +79,8 @@ def batches() -> list[tuple[str, Stage, int, tuple[ScheduledRange, ...]]]:
         cases.append(
             ("batch", Stage.PREFILL, 4, tuple(item._replace(stage=Stage.PREFILL) for item in prompts([(0, count)] * number)))
         )
-    for stage, kind, sizes in ((Stage.PRELUDE, "prelude", (1, 3, 8, 20, 32)), (Stage.CODA, "coda", (1, 3, 8, 20, 32))):
+    sizes = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32)
+    for stage, kind in ((Stage.PRELUDE, "prelude"), (Stage.CODA, "coda")):
         cases += [(kind, stage, 0, tuple(item._replace(stage=stage) for item in decodes(size, 100))) for size in sizes]
     for size in (16, 60, 128, 400, 512):
         cases.append(

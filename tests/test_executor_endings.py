@@ -1,15 +1,14 @@
 """Runs that do not complete: what stops them, how they say so, and that what had finished is on disk and true."""
 
 import csv
-import errno
 import io
-import os
 import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import yaml
+from full_disk import full_after, full_for
 from log_checker import parse_batches
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -25,7 +24,6 @@ from executor.runner import Launched  # noqa: E402
 from executor.session import Session  # noqa: E402
 from policies.core.batch import ExecutionBatch  # noqa: E402
 from policies.core.errors import WriteError  # noqa: E402
-from results.files import GrowingFile  # noqa: E402
 from results.load import load_run  # noqa: E402
 
 
@@ -218,14 +216,7 @@ def test_a_finished_run_before_it_leaves_no_tokens_in_a_directory_taken_over(
 def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_rest(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
-    real = os.replace
-
-    def replace(source: Path, target: Path) -> None:
-        if Path(target).name == full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr("results.rundir.os.replace", replace)
+    full_for(monkeypatch, full)
     with pytest.raises(WriteError, match=rf"run/{full}: No space left on device; what could be written is in .*, marked failed"):
         run_on(session, tmp_path / "run")
     assert load_run(tmp_path / "run").summary["status"] == "failed"
@@ -236,15 +227,7 @@ def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_rest(
 def test_a_full_disk_in_mid_run_ends_it_with_one_line_and_keeps_what_had_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The log takes 20 batches and no more."""
-    real, calls = GrowingFile.write, iter(range(1000))
-
-    def write(self: GrowingFile, text: str) -> None:
-        if self._path.name == "batches.csv" and next(calls) > 20:
-            raise WriteError(f"{self._path}: No space left on device")
-        real(self, text)
-
-    monkeypatch.setattr(GrowingFile, "write", write)
+    full_after(monkeypatch, "batches.csv", 20)
     config, place = tmp_path / "run.yaml", tmp_path / "run"
     config.write_text(yaml.safe_dump(BASE))
     assert main(["run", str(config), "--device", "cpu", "--no-plots", "--out", str(place)]) == 1

@@ -1,10 +1,8 @@
 """A disk that takes no more: one sentence, status 1, what was written whole stays and is marked, and nothing is there by half."""
 
 import csv
-import errno
 import io
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import FULL, full_after, full_for
 from log_checker import parse_batches
 from matplotlib.figure import Figure
 
@@ -26,19 +25,6 @@ ROOT = Path(__file__).parents[1]
 WORKLOAD = {"kind": "synthetic", "num_requests": 60, "prompt_tokens": 90, "output_tokens": 30}
 CONFIG = {"model": "ouro-tiny", "policy": "wcpb", "workload": WORKLOAD}
 LIMIT = 150_000
-FULL = OSError(errno.ENOSPC, "No space left on device")
-
-
-def fill(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-    """Let the disk be full when files of these names are to take their places."""
-    real = os.replace
-
-    def replace(source: Path, target: Path) -> None:
-        if Path(target).name in names:
-            raise FULL
-        real(source, target)
-
-    monkeypatch.setattr("results.rundir.os.replace", replace)
 
 
 def run(out: Path) -> Path:
@@ -59,7 +45,7 @@ def names(path: Path) -> list[str]:
 def test_a_file_that_finds_no_room_fails_the_run_and_leaves_no_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str, left: list[str]
 ) -> None:
-    fill(monkeypatch, full)
+    full_for(monkeypatch, full)
     with pytest.raises(WriteError, match=rf"run/{full}: No space left on device; what could be written is in .*, marked failed$"):
         run(tmp_path / "run")
     assert names(tmp_path / "run") == left
@@ -73,15 +59,7 @@ def test_a_file_that_finds_no_room_fails_the_run_and_leaves_no_half(
 def test_requests_that_find_no_room_in_mid_run_end_it_and_those_that_did_are_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file takes its header and 20 requests and no more."""
-    real, calls = GrowingFile.write, iter(range(1000))
-
-    def write(self: GrowingFile, text: str) -> None:
-        if self._path.name == "requests.csv" and next(calls) > 20:
-            raise WriteError(f"{self._path}: No space left on device")
-        real(self, text)
-
-    monkeypatch.setattr(GrowingFile, "write", write)
+    full_after(monkeypatch, "requests.csv", 20)
     with pytest.raises(
         WriteError, match=r"run/requests.csv: No space left on device; what could be written is in .*, marked failed$"
     ):
@@ -107,7 +85,7 @@ def test_pictures_that_find_no_room_are_all_taken_away(tmp_path: Path, monkeypat
 
 
 def test_without_room_for_a_summary_nothing_takes_it_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(monkeypatch, "requests.csv", "summary.json")
+    full_for(monkeypatch, "requests.csv", "summary.json")
     with pytest.raises(WriteError, match=r"/requests.csv: No space .*; .*/run has no summary.json, so nothing takes it for a run$"):
         run(tmp_path / "runs" / "run")
     assert names(tmp_path / "runs" / "run") == ["batches.csv", "config.yaml", "requests.csv"]
@@ -224,7 +202,7 @@ def test_a_run_whose_disk_did_not_take_its_requests_is_not_said_to_decide_otherw
 def test_the_command_ends_with_status_1_and_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fill(monkeypatch, "requests.csv")
+    full_for(monkeypatch, "requests.csv")
     config, place = tmp_path / "run.yaml", tmp_path / "run"
     config.write_text(json.dumps(CONFIG))
     assert main(["run", str(config), "--out", str(place)]) == 1

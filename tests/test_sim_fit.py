@@ -71,13 +71,12 @@ def test_host_times_and_the_loop_around_them_come_back(model: ModelFile) -> None
 
 
 def test_a_model_file_says_what_it_was_fitted_on_and_how_far_off_it_is(model: ModelFile) -> None:
-    """Half of the five rows of CODA leave most of its table to interpolation, which is 5 % off; everything else is nearer."""
     assert model.profile == HEADER
     assert model.model == OURO_1_4B
     assert set(model.errors_by_stage) == set(Stage)
     assert set(model.errors_by_component) == {"linear", "attention", "batch", "prelude", "coda", "staging"}
     for errors in (*model.errors_by_stage.values(), *model.errors_by_component.values()):
-        assert 0 <= errors.median <= errors.p95 <= errors.worst < 0.06
+        assert 0 <= errors.median <= errors.p95 <= errors.worst < 0.04
     assert model.profiled["bucket"] == (1, 2048)
 
 

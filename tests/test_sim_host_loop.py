@@ -51,7 +51,7 @@ class RecordedTimes(LatencyModel):
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.path.name)
 def test_a_run_on_recorded_times_is_as_long_as_the_recorded_run(run: Run) -> None:
     """Recorded device times hold the wait for the launch already, so none is added. Who comes by the clock comes some microseconds
-    earlier or later, into another batch, so that batches are counted only where requests come when others end."""
+    earlier or later, into another batch: batches are counted where requests come when others end, rows everywhere."""
     simulation = Simulation.prepare(load_config(run.path / CONFIG))
     loop = dataclasses.replace(read_model(DEVICES / "h200.json").loop, host_spread=0.0)
     latency = RecordedTimes(run, simulation, loop, launching_ns=35_000)
@@ -61,4 +61,6 @@ def test_a_run_on_recorded_times_is_as_long_as_the_recorded_run(run: Run) -> Non
     simulated, recorded = log.totals.last_finished_ns, int(latency.rows[-1]["finished_ns"])
     if not any(request.arrival_ns for request in simulation.workload.requests):
         assert log.totals.num_batches == pytest.approx(len(latency.rows), rel=DEVIATION)
+    rows = sum(int(row["loop_count"]) * int(row["rows"]) for row in latency.rows)
+    assert log.totals.recurrent_rows == pytest.approx(rows, rel=DEVIATION)
     assert simulated == pytest.approx(recorded, rel=DEVIATION)

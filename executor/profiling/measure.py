@@ -165,7 +165,9 @@ class Measurement:
         self._rng.shuffle(order)
         launches: list[tuple[int, bool]] = []
         for at in order:
-            launches += [*([] if batches[at].loop_count else [(len(timed), False)]), (at, False), (at, True)]
+            if not batches[at].loop_count:
+                launches.append((len(timed), False))
+            launches += [(at, False), (at, True)]
         samples: list[list[Sample]] = [[] for _ in timed]
         launched = self._launch([batches[at] for at, _ in launches], inflight)
         for (at, counts), sample in zip(launches, launched, strict=True):
