@@ -1,7 +1,8 @@
-"""The real world's side of the engine: the wall clock, arrivals as they come due, and a device that runs batches in order.
+"""The real world's side of the engine: the wall clock, arrivals as they come due, and a device that runs
+batches in order.
 
-Drives the same generator as the simulator. With several batches in flight the host plans the next ones while the device runs the
-first; it waits for the device only when the engine waits.
+Drives the same generator as the simulator. With several batches in flight the host plans the next ones while
+the device runs the first; it waits for the device only when the engine waits.
 """
 
 import time
@@ -12,12 +13,12 @@ import numpy as np
 
 from executor.runner import Launched, Runner
 from executor.timeline import Timeline
-from policies.core.batch import Allocation, ExecutionBatch, Stage
-from policies.core.engine import Engine, advance
-from policies.core.events import Completion, Event, Submit, Tick
-from policies.core.limit import Roofline
-from policies.core.oracle import early_exits, last_tokens, surplus_rows
-from policies.core.request import ExitOracle, Oracle, Request
+from policies.core.engine.engine import Engine, advance
+from policies.core.seam.batch import Allocation, ExecutionBatch, Stage
+from policies.core.seam.events import Completion, Event, Submit, Tick
+from policies.core.seam.oracle import early_exits, last_tokens, surplus_rows
+from policies.core.seam.request import ExitOracle, Oracle, Request
+from policies.costs.limit import Roofline
 
 SPIN_NS = 200_000
 """Closer to an arrival than this the host spins; sleeping would overshoot."""
@@ -26,7 +27,8 @@ LONGEST_SLEEP_NS = 50_000_000
 
 
 class Observer(Protocol):
-    """Sees batches as they are launched, after what changes hands, and as they are collected; for diagnostics and displays."""
+    """Sees batches as they are launched, after what is transferred, and as they are collected; for
+    diagnostics and displays."""
 
     def launching(self, batch: ExecutionBatch) -> None: ...
 
@@ -36,9 +38,10 @@ class Observer(Protocol):
 class DeviceBackend:
     """Runs `engine` on `runner`.
 
-    `make_prompt(request)` gives prompt ids; `roofline` the limit of every batch (None: not known, logged as 0);
-    `is_stopped` whether the user wants the run to end; `exits` where tokens leave (None: nowhere, or where a gate on the
-    device says); `tokens` takes the output token ids of every request as they are collected.
+    `make_prompt(request)` gives prompt ids; `roofline` the limit of every batch (None: not known, logged as
+    0); `is_stopped` whether the user wants the run to end; `exits` where tokens leave (None: nowhere, or
+    where a gate on the device says); `tokens` takes the output token ids of every request as they are
+    collected.
     """
 
     def __init__(
@@ -67,9 +70,11 @@ class DeviceBackend:
         self._tokens = {} if tokens is None else tokens
 
     def run(self) -> None:
-        """Run to the end. Raises what engine and runner raise, and `KeyboardInterrupt` between two steps once the run is stopped.
+        """Run to the end. Raises what engine and runner raise, and `KeyboardInterrupt` between two steps once
+        the run is stopped.
 
-        After any of them batches may still be on the device: synchronise before their memory is used for something else.
+        After any of them batches may still be on the device: synchronise before their memory is used for
+        something else.
         """
         loop = self._engine.run()
         asked_ns = self._timeline.now_ns()
@@ -86,7 +91,9 @@ class DeviceBackend:
             command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch, select_ns: int, answered_ns: int) -> Tick:
-        self._runner.hand_over(batch.handover, {item.request_id: self._prompt(item) for item in batch.allocations})
+        self._runner.transfer(
+            batch.transfers, {item.request_id: self._prompt(item) for item in batch.allocations}
+        )
         for observer in self._observers:
             observer.launching(batch)
         rule = self._engine.scheduler.exits
@@ -96,7 +103,8 @@ class DeviceBackend:
         return Tick(max(now_ns, self._engine.now_ns))
 
     def _prompt(self, allocation: Allocation) -> np.ndarray:
-        """What a request that is let in runs as its prompt. Kept output tokens are on the host: nothing of it was in flight."""
+        """What a request that is let in runs as its prompt. Kept output tokens are on the host: nothing of it
+        was in flight."""
         request = self._engine.log.records[allocation.request_id].request
         prompt = self._make_prompt(request)
         if not allocation.num_kept_tokens:
@@ -119,8 +127,8 @@ class DeviceBackend:
     def _collect(self) -> Completion:
         """The completion of the oldest batch.
 
-        Device times are mapped to the host's clock once, so they may be some microseconds off; they are held between the time the
-        batch was formed and the time it was seen to be done.
+        Device times are mapped to the host's clock once, so they may be some microseconds off; they are held
+        between the time the batch was formed and the time it was seen to be done.
         """
         launched, started_ns, finished_ns = self._runner.collect()
         batch = launched.batch
@@ -142,8 +150,12 @@ class DeviceBackend:
         select_ns, host_ns = self._host_ns.pop(batch.seq)
         limit_ns = 0
         if self._roofline is not None:
-            limit_ns = self._roofline.limit_ns(batch) + self._roofline.device.transfer_ns(batch.handover.swapped_bytes)
-        return Completion(batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits)
+            limit_ns = self._roofline.limit_ns(batch) + self._roofline.device.transfer_ns(
+                batch.transfers.swapped_bytes
+            )
+        return Completion(
+            batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits
+        )
 
 
 def left_by_gate(launched: Launched) -> Iterator[int]:

@@ -1,5 +1,5 @@
-"""The executor's commands: `run` one configuration, `sweep` a grid of them, `preserve` and `diagnose` compare runs bit for bit,
-`profile` and `bench` time batches."""
+"""The executor's commands: `run` one configuration, `sweep` a grid of them, `preserve` and `diagnose` compare
+runs bit for bit, `profile` and `bench` time batches."""
 
 import argparse
 import sys
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from executor.errors import RunError
-from policies.config import load_config
-from policies.core.command import OneLineParser, exit_status
+from policies.config.grid import load_grid
+from policies.config.runconfig import load_config
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
-from policies.grid import load_grid
+from policies.process.command import OneLineParser, exit_status
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -29,54 +29,89 @@ def main(arguments: Sequence[str]) -> int:
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
     run.set_defaults(action=_run)
-    sweep = commands.add_parser("sweep", help="a grid of runs on one loaded model, one after another, resumable")
+    sweep = commands.add_parser(
+        "sweep", help="a grid of runs on one loaded model, one after another, resumable"
+    )
     sweep.add_argument("config", type=Path, nargs="+", metavar="SWEEP.yaml")
     sweep.add_argument("--no-plots", action="store_true", help="draw no comparison of the cells")
     sweep.add_argument(
-        "--repeats", type=int, default=1, metavar="N", help="run the whole grid N times, so that figures have a spread"
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run the whole grid N times, so that figures have a spread",
     )
     sweep.set_defaults(action=_sweep)
-    diagnose = commands.add_parser("diagnose", help="compare hidden states and tokens of two policies, bit for bit, depth by depth")
+    diagnose = commands.add_parser(
+        "diagnose", help="compare hidden states and tokens of two policies, bit for bit, depth by depth"
+    )
     diagnose.add_argument("config", type=Path, metavar="CONFIG.yaml")
-    diagnose.add_argument("--against", default="split", metavar="POLICY", help="the policy to compare with (default: split)")
+    diagnose.add_argument(
+        "--against", default="split", metavar="POLICY", help="the policy to compare with (default: split)"
+    )
     diagnose.set_defaults(action=_diagnose)
-    preserve = commands.add_parser("preserve", help="a grid of runs whose tokens, hidden states and K/V must be the same bits")
+    preserve = commands.add_parser(
+        "preserve", help="a grid of runs whose tokens, hidden states and K/V must be the same bits"
+    )
     preserve.add_argument("config", type=Path, metavar="SWEEP.yaml")
     preserve.set_defaults(action=_preserve)
     bench = commands.add_parser("bench", help="time single batches beside their physical limits (CUDA)")
     bench.add_argument("config", type=Path, nargs="?", default=CONFIGS / "bench.yaml", metavar="CONFIG.yaml")
     bench.set_defaults(action=_bench)
-    profile = commands.add_parser("profile", help="time what batches are made of, for the simulator to fit; resumable")
+    profile = commands.add_parser(
+        "profile", help="time what batches are made of, for the simulator to fit; resumable"
+    )
     profile.add_argument("--model", default="ouro-1.4b", metavar="NAME")
     profile.add_argument("--device", default="cuda", metavar="cuda|cpu")
     profile.add_argument("--out", type=Path, required=True, metavar="PROFILE.csv")
     profile.add_argument("--quick", action="store_true", help="a fifth of the cases")
     profile.set_defaults(action=_profile)
-    trace = commands.add_parser("trace", help="profile a window of batches: does the host ever wait for the device? (CUDA)")
+    trace = commands.add_parser(
+        "trace", help="profile a window of batches: does the host ever wait for the device? (CUDA)"
+    )
     trace.add_argument("config", type=Path, metavar="CONFIG.yaml")
-    trace.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
-    trace.add_argument("--skip", type=int, default=300, metavar="N", help="batches before the window (default: 300)")
-    trace.add_argument("--batches", type=int, default=100, metavar="N", help="batches in the window (default: 100)")
+    trace.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated"
+    )
+    trace.add_argument(
+        "--skip", type=int, default=300, metavar="N", help="batches before the window (default: 300)"
+    )
+    trace.add_argument(
+        "--batches", type=int, default=100, metavar="N", help="batches in the window (default: 100)"
+    )
     trace.add_argument("--out", type=Path, default=Path("results/runs/trace"), metavar="DIR")
     trace.set_defaults(action=_trace)
-    peer = commands.add_parser("peer-bench", help="beside the eager loop a user would write, same weights and prompts (CUDA)")
+    peer = commands.add_parser(
+        "peer-bench", help="beside the eager loop a user would write, same weights and prompts (CUDA)"
+    )
     peer.add_argument("--model", default="ouro-1.4b", metavar="NAME")
     peer.add_argument("--out", type=Path, default=Path("results/runs/peer-bench"), metavar="DIR")
     peer.set_defaults(action=_peer_bench)
     for command in (run, sweep, diagnose, preserve, bench):
         command.add_argument("--device", default="cuda", metavar="cuda|cpu")
-        command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
-        command.add_argument("--out", type=Path, default=None, metavar="DIR")
-        command.add_argument("--audit", action="store_true", help="recompute every address from first principles (slow)")
         command.add_argument(
-            "--no-graphs", action="store_true", help="launch every kernel eagerly instead of replaying CUDA graphs"
+            "--set",
+            action="append",
+            default=[],
+            metavar="a.b=c",
+            help="override a config key; may be repeated",
+        )
+        command.add_argument("--out", type=Path, default=None, metavar="DIR")
+        command.add_argument(
+            "--audit", action="store_true", help="recompute every address from first principles (slow)"
+        )
+        command.add_argument(
+            "--no-graphs",
+            action="store_true",
+            help="launch every kernel eagerly instead of replaying CUDA graphs",
         )
     options = parser.parse_args(arguments)
     return exit_status("executor", lambda: _guarded(options))
 
 
 def _guarded(options: argparse.Namespace) -> int:
-    """The command's status; whatever it raises becomes one line and status 1 (`python -X dev` shows the traceback)."""
+    """The command's status; whatever it raises becomes one line and status 1 (`python -X dev` shows the
+    traceback)."""
     try:
         return int(options.action(options))
     except (InputError, InvariantError, SelectionError, WriteError, BrokenPipeError):
@@ -86,7 +121,10 @@ def _guarded(options: argparse.Namespace) -> int:
             raise
         lines = str(error).strip().splitlines()
         message = lines[0] if lines else ""
-        print(f"executor: {message if isinstance(error, RunError) else f'{type(error).__name__}: {message}'}", file=sys.stderr)
+        print(
+            f"executor: {message if isinstance(error, RunError) else f'{type(error).__name__}: {message}'}",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -98,7 +136,9 @@ def _run(options: argparse.Namespace) -> int:
     from results.table import print_table
 
     session = Session([config], options.device, use_graphs=not options.no_graphs)
-    path, summary, _ = execute(session, session.runs[0], options.out, plots=not options.no_plots, audit=options.audit)
+    path, summary, _ = execute(
+        session, session.runs[0], options.out, plots=not options.no_plots, audit=options.audit
+    )
     print_table([summary])
     print(f"run directory: {path}", file=sys.stderr)
     return _status(summary)
@@ -114,7 +154,14 @@ def _sweep(options: argparse.Namespace) -> int:
     from results.table import print_table
 
     out = options.out or Path("results/runs") / f"gpu-{options.config[0].stem}"
-    cells = run_grid(grid, options.device, out, repeats=options.repeats, use_graphs=not options.no_graphs, audit=options.audit)
+    cells = run_grid(
+        grid,
+        options.device,
+        out,
+        repeats=options.repeats,
+        use_graphs=not options.no_graphs,
+        audit=options.audit,
+    )
     print_table([summary for _, _, summary in cells])
     files = write_sweep(cells, out, plots=not options.no_plots)
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
@@ -125,7 +172,7 @@ def _diagnose(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.set)
     against = load_config(options.config, [*options.set, f"policy={options.against}"])
     _need_torch()
-    from executor.diagnose import diagnose, print_differences
+    from executor.checks.diagnose import diagnose, print_differences
 
     result = diagnose(config, against, options.device, options.out, audit=options.audit)
     print_differences(result)
@@ -135,7 +182,7 @@ def _diagnose(options: argparse.Namespace) -> int:
 def _preserve(options: argparse.Namespace) -> int:
     grid = load_grid(options.config, options.set)
     _need_torch()
-    from executor.preserve import preserve, print_comparisons
+    from executor.checks.preserve import preserve, print_comparisons
 
     out = options.out or Path("results/runs") / f"preserve-{options.config.stem}"
     results = preserve(grid, options.device, out, use_graphs=not options.no_graphs, audit=options.audit)
@@ -146,7 +193,7 @@ def _preserve(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.set)
     _need_torch()
-    from executor.bench import STANDARD_CASES, print_timings, time_cases
+    from executor.lab.bench import STANDARD_CASES, print_timings, time_cases
     from executor.session import Session
 
     if options.device != "cuda":
@@ -158,7 +205,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _profile(options: argparse.Namespace) -> int:
     _need_torch()
-    from executor.profiling.command import profile
+    from executor.lab.profiling.command import profile
 
     return profile(options.model, options.device, options.out, quick=options.quick)
 
@@ -166,7 +213,7 @@ def _profile(options: argparse.Namespace) -> int:
 def _trace(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.set)
     _need_torch()
-    from executor.trace import print_account, trace
+    from executor.lab.trace import print_account, trace
 
     account = trace(config, options.out, options.skip, options.batches)
     print_account(account)
@@ -175,16 +222,19 @@ def _trace(options: argparse.Namespace) -> int:
 
 def _peer_bench(options: argparse.Namespace) -> int:
     _need_torch()
-    from executor.peer_bench import peer_bench, print_rows
+    from executor.lab.peer_bench import peer_bench, print_rows
 
     print_rows(peer_bench(options.model, options.out))
     return 0
 
 
 def _status(summary: Mapping[str, Any]) -> int:
-    """0 for a complete run, 130 for an interrupted one; 1, with a sentence, for one that finished no request."""
+    """0 for a complete run, 130 for an interrupted one; 1, with a sentence, for one that finished no
+    request."""
     if summary["status"] == "failed":
-        reasons = "; ".join(f"{count} refused: {reason}" for reason, count in list(summary["refusal_reasons"].items())[:1])
+        reasons = "; ".join(
+            f"{count} refused: {reason}" for reason, count in list(summary["refusal_reasons"].items())[:1]
+        )
         print(f"executor: the run failed: {'; '.join([*summary['notes'][-1:], reasons])}", file=sys.stderr)
     return {"complete": 0, "interrupted": 130}.get(summary["status"], 1)
 
@@ -193,4 +243,6 @@ def _need_torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise InputError("the executor needs torch, which is not installed: run `make gpu-run`, or pip install '.[gpu]'") from None
+        raise InputError(
+            "the executor needs torch, which is not installed: run `make gpu-run`, or pip install '.[gpu]'"
+        ) from None

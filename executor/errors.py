@@ -1,8 +1,10 @@
-"""What can go wrong after a run has begun. Imports no torch, so that the commands can name it before torch is there."""
+"""What can go wrong after a run has begun. Imports no torch, so that the commands can name it before torch is
+there."""
 
 
 class RunError(Exception):
-    """A run ended before its work did. The message says why and where what had finished lies, marked `failed`."""
+    """A run ended before its work did. The message says why and where what had finished lies, marked
+    `failed`."""
 
 
 class AuditError(Exception):

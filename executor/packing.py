@@ -1,4 +1,5 @@
-"""From an `ExecutionBatch` to a packed metadata buffer: which rows are read from where, run at which depth, and written to where.
+"""From an `ExecutionBatch` to a packed metadata buffer: which rows are read from where, run at which depth,
+and written to where.
 
 Knows the hidden pool's layout and the prompts; knows no kernel and launches nothing.
 """
@@ -11,7 +12,7 @@ import numpy as np
 from executor.kernels.meta import HostMeta
 from executor.kernels.worklist import PackedBatch, Packer
 from executor.pools import Pools
-from policies.core.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Stage
 
 
 @dataclass(slots=True)
@@ -25,7 +26,8 @@ class RunningRequest:
 
 
 class BatchPacker:
-    """Packs batches of one run. `num_loops` is the model's T, `has_gate` whether an exit gate must know the decode rows."""
+    """Packs batches of one run. `num_loops` is the model's T, `has_gate` whether an exit gate must know the
+    decode rows."""
 
     def __init__(self, packer: Packer, pools: Pools, num_loops: int, has_gate: bool = False) -> None:
         self._packer = packer
@@ -37,9 +39,14 @@ class BatchPacker:
         self._block_size = pools.kv.block_size
 
     def pack(
-        self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest], surplus: frozenset[int] = frozenset()
+        self,
+        host: HostMeta,
+        batch: ExecutionBatch,
+        requests: Mapping[int, RunningRequest],
+        surplus: frozenset[int] = frozenset(),
     ) -> PackedBatch:
-        """Fill `host` for `batch`; rows lie in batch order. Decode rows of the requests in `surplus` write nothing.
+        """Fill `host` for `batch`; rows lie in batch order. Decode rows of the requests in `surplus` write
+        nothing.
 
         Where no depth runs only a token that left early has a K/V address: the one that CODA copies from.
         """
@@ -58,7 +65,9 @@ class BatchPacker:
                     host.slots[row] = self._exit_slot(requests[item.request_id], item)
         return PackedBatch(batch.rows, 0, host.layout.combine_offset)
 
-    def _pack_staging(self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]) -> None:
+    def _pack_staging(
+        self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]
+    ) -> None:
         """Prompt tokens to their places in the hidden rings."""
         row = 0
         for item in batch.ranges:
@@ -69,15 +78,20 @@ class BatchPacker:
             row = end
 
     def _exit_slot(self, request: RunningRequest, item: ScheduledRange) -> int:
-        """Slot of a CODA row's token in the plane of its last loop; `item.depth` is the first that it skipped."""
+        """Slot of a CODA row's token in the plane of its last loop; `item.depth` is the first that it
+        skipped."""
         block = request.block_groups[item.token_start // self._block_size] * self._planes + item.depth - 1
         return block * self._block_size + item.token_start % self._block_size
 
     def _pack_depths(
-        self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest], surplus: frozenset[int]
+        self,
+        host: HostMeta,
+        batch: ExecutionBatch,
+        requests: Mapping[int, RunningRequest],
+        surplus: frozenset[int],
     ) -> PackedBatch:
-        """A prompt range that ends its last depth leaves no hidden rows but the last prompt token's, which CODA reads from the
-        request's decode row."""
+        """A prompt range that ends its last depth leaves no hidden rows but the last prompt token's, which
+        CODA reads from the request's decode row."""
         columns: list[int] = []
         embedded: list[tuple[int, np.ndarray]] = []
         kept: list[tuple[int, int]] = []
@@ -119,7 +133,8 @@ class BatchPacker:
         return packed
 
     def _prompt_row(self, ring_id: int, item: ScheduledRange) -> int:
-        """Hidden row of a prompt range's first token: `prefill_hidden_row_offset`, or its place in the chunk when that is None."""
+        """Hidden row of a prompt range's first token: `prefill_hidden_row_offset`, or its place in the chunk
+        when that is None."""
         hidden_row_offset = item.prefill_hidden_row_offset
         if hidden_row_offset is None:
             hidden_row_offset = item.token_start - item.chunk_start

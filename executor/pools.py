@@ -1,7 +1,8 @@
-"""Device memory of a run: K/V pools, hidden rings, last sampled tokens. Which ids are free is the ledgers' business.
+"""Device memory of a run: K/V pools, hidden rings, last sampled tokens. Which ids are free is the ledgers'
+business.
 
-Every ring (one per request that may run at once) owns `rows_per_ring` rows of the hidden pool: `resident_chunks` slots of a prompt
-chunk each, then one row for the token being decoded.
+Every ring (one per request that may run at once) owns `rows_per_ring` rows of the hidden pool:
+`resident_chunks` slots of a prompt chunk each, then one row for the token being decoded.
 """
 
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ import torch
 
 from executor.environment import check_memory
 from executor.kernels.kv import KVPools
-from policies.core.batch import Allocation
 from policies.core.errors import InputError
-from policies.core.model import ModelShape
+from policies.core.models.shape import ModelShape
+from policies.core.seam.batch import Allocation
 
 MEMORY_FRACTION = 0.9
 """Of the memory free after the weights are loaded; the rest is for activations, graphs and the driver."""
@@ -23,13 +24,15 @@ MEMORY_FRACTION = 0.9
 class Pools:
     """Tensors that outlive a batch, and the host's copy of the block-group table.
 
-    What an exit gate knows of a ring's token (`survival`, `left`) belongs to its hidden row: a request that comes back in another
-    ring brings both.
+    What an exit gate knows of a ring's token (`survival`, `left`) belongs to its hidden row: a request that
+    comes back in another ring brings both.
     """
 
     kv: KVPools
     hidden: torch.Tensor  # [num_rings * rows_per_ring, hidden]
-    sampled: torch.Tensor  # [num_rings + 1] int32, the last token of every ring; the extra entry takes padding rows' tokens
+    sampled: (
+        torch.Tensor
+    )  # [num_rings + 1] int32, the last token of every ring; the extra entry takes padding rows' tokens
     survival: torch.Tensor  # [num_rings] float32, product of what the exit gate left a ring's token so far
     left: torch.Tensor  # [num_rings] int32, 1 where a ring's token has left the loop early by its gate
     host_groups: np.ndarray  # [num_rings, groups_per_ring] int32
@@ -55,8 +58,12 @@ class Pools:
         groups_per_ring = -(-max_positions // block_size)
         kv_bytes = num_blocks * KVPools.block_bytes(shape, block_size, dtype)
         hidden_bytes = num_rings * (ring_rows + 1) * shape.hidden_size * dtype.itemsize
-        check_memory(device, kv_bytes + hidden_bytes, f"a KV pool of {num_blocks} blocks and {num_rings} hidden rings")
-        kv = KVPools.allocate(shape, num_blocks, block_size, planes, num_rings, groups_per_ring, dtype, device)
+        check_memory(
+            device, kv_bytes + hidden_bytes, f"a KV pool of {num_blocks} blocks and {num_rings} hidden rings"
+        )
+        kv = KVPools.allocate(
+            shape, num_blocks, block_size, planes, num_rings, groups_per_ring, dtype, device
+        )
         return cls(
             kv=kv,
             hidden=torch.zeros((num_rings * (ring_rows + 1), shape.hidden_size), dtype=dtype, device=device),
@@ -80,14 +87,16 @@ class Pools:
         return ring_id * self.rows_per_ring + self.ring_rows
 
     def admit(self, allocation: Allocation) -> None:
-        """Write the block groups of a newly admitted request into its ring's row of the table, on both sides."""
+        """Write the block groups of a newly admitted request into its ring's row of the table, on both
+        sides."""
         self.write_groups(allocation.ring_id, 0, allocation.block_groups)
 
     def write_groups(self, ring_id: int, first_group: int, groups: tuple[int, ...]) -> None:
-        """Write `groups` into a ring's row of the table from place `first_group` on: at once on the host, in turn on the device.
+        """Write `groups` into a ring's row of the table from place `first_group` on: at once on the host, in
+        turn on the device.
 
-        Every copy has a pinned buffer of its own: an earlier one of the same ring may not have run yet. PyTorch gives a buffer out
-        again once the device is past the copy that read it.
+        Every copy has a pinned buffer of its own: an earlier one of the same ring may not have run yet.
+        PyTorch gives a buffer out again once the device is past the copy that read it.
         """
         table = self.kv.groups
         end = first_group + len(groups)
@@ -98,14 +107,24 @@ class Pools:
 
 
 def blocks_that_fit(
-    shape: ModelShape, block_size: int, planes: int, num_rings: int, max_positions: int, dtype: torch.dtype, device: torch.device
+    shape: ModelShape,
+    block_size: int,
+    planes: int,
+    num_rings: int,
+    max_positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> int:
-    """Blocks for the memory that is free now, but no more than all rings could ever use. Raises `InputError` when not one fits."""
+    """Blocks for the memory that is free now, but no more than all rings could ever use. Raises `InputError`
+    when not one fits."""
     useful = num_rings * planes * -(-max_positions // block_size)
     if device.type != "cuda":
         return useful
     free_bytes, _ = torch.cuda.mem_get_info(device)
     fits = int(free_bytes * MEMORY_FRACTION) // KVPools.block_bytes(shape, block_size, dtype)
     if fits < planes:
-        raise InputError(f"--device cuda: {free_bytes / 2**30:.2f} GiB free after the weights hold no KV block of {shape.name}")
+        raise InputError(
+            f"--device cuda: {free_bytes / 2**30:.2f} GiB free after the weights hold no KV block of "
+            f"{shape.name}"
+        )
     return min(fits, useful)

@@ -1,8 +1,10 @@
-"""What the device runs for one batch, as programs over static buffers of a row bucket: eagerly, or captured once as CUDA graphs.
+"""What the device runs for one batch, as programs over static buffers of a row bucket: eagerly, or captured
+once as CUDA graphs.
 
-A program is one of these kinds: rows through some recurrent loops, rows to the hidden pool only (prelude), or rows to tokens (coda,
-and coda-exits when some of them left early). Its key is all in which two batches that share a graph must agree: kind, bucket,
-query-tile class, loops, exit gate. The metadata buffer holds the rest.
+A program is one of these kinds: rows through some recurrent loops, rows to the hidden pool only (prelude), or
+rows to tokens (coda, and coda-exits when some of them left early). Its key is all in which two batches that
+share a graph must agree: kind, bucket, query-tile class, loops, exit gate. The metadata buffer holds the
+rest.
 """
 
 from bisect import bisect_left
@@ -15,21 +17,32 @@ import torch
 
 from executor.kernels.gate import GateRule
 from executor.kernels.meta import BatchMeta, HostMeta, MetaLayout
-from executor.model.forward import LoopedModel, Scratch, drop_left, exit_gate, lm_head, load_rows, recurrent, store_rows
+from executor.model.forward import (
+    LoopedModel,
+    Scratch,
+    drop_left,
+    exit_gate,
+    lm_head,
+    load_rows,
+    recurrent,
+    store_rows,
+)
 from executor.model.sampling import SamplingRows, greedy, sample
 from executor.pools import Pools
-from policies.config import SamplingSettings
-from policies.core.batch import ExecutionBatch, Stage
-from policies.core.exits import ExitRule
+from policies.config.runconfig import SamplingSettings
+from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.exits import ExitRule
 
 BUCKETS = (
-    1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792,
-    2048,
+    1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896,
+    1024, 1280, 1536, 1792, 2048,
 )  # fmt: skip
-"""Row counts that batches are padded to. Dense where a step of the linear layers costs time, multiples of their tiles above."""
+"""Row counts that batches are padded to. Dense where a step of the linear layers costs time, multiples of
+their tiles above."""
 
 EAGER_USES = 16
-"""A capture stops a run for 40 to 110 ms on an H200, an eager batch takes 3 to 10 ms more than a graph: by then they are even."""
+"""A capture stops a run for 40 to 110 ms on an H200, an eager batch takes 3 to 10 ms more than a graph: by
+then they are even."""
 
 
 class ProgramKey(NamedTuple):
@@ -59,10 +72,11 @@ class Bucket:
 class Programs:
     """Builds and runs the programs of one model over one set of pools.
 
-    `inflight` batches may be enqueued before one is collected: host buffers are one more, used in turn, so the next is always free.
-    `use_graphs` captures programs (CUDA only): those of `warm_up` at once, any other once it has run eagerly `eager_uses` times.
-    One that there is no memory to capture runs eagerly for good.
-    `after_loop(depth_offset, hidden)` is called after every loop, which only eager programs can do: for diagnostics.
+    `inflight` batches may be enqueued before one is collected: host buffers are one more, used in turn, so
+    the next is always free. `use_graphs` captures programs (CUDA only): those of `warm_up` at once, any other
+    once it has run eagerly `eager_uses` times. One that there is no memory to capture runs eagerly for good.
+    `after_loop(depth_offset, hidden)` is called after every loop, which only eager programs can do: for
+    diagnostics.
     """
 
     def __init__(
@@ -84,7 +98,9 @@ class Programs:
         self._scratch = Scratch.allocate(model.shape, max_rows, weights.embedding.dtype, self._device)
         self._sizes = [size for size in BUCKETS if size < max_rows] + [max_rows]
         max_logit_rows = next((size for size in self._sizes if size >= max_requests), max_rows)
-        self._logits = torch.zeros((max_logit_rows, model.shape.vocab_size), dtype=weights.embedding.dtype, device=self._device)
+        self._logits = torch.zeros(
+            (max_logit_rows, model.shape.vocab_size), dtype=weights.embedding.dtype, device=self._device
+        )
         self._tokens = torch.zeros(max_logit_rows, dtype=torch.int32, device=self._device)
         pin = self._device.type == "cuda"
         self._host_tokens = torch.zeros((self._num_hosts, max_logit_rows), dtype=torch.int32, pin_memory=pin)
@@ -119,11 +135,16 @@ class Programs:
             layout = MetaLayout.for_rows(size)
             pin = self._device.type == "cuda"
             hosts = tuple(HostMeta.allocate(layout, pin) for _ in range(self._num_hosts))
-            bucket = self._buckets[size] = Bucket(BatchMeta.allocate(layout, self._device), hosts, self._scratch.rows(size))
+            bucket = self._buckets[size] = Bucket(
+                BatchMeta.allocate(layout, self._device), hosts, self._scratch.rows(size)
+            )
         return bucket
 
-    def run(self, batch: ExecutionBatch, bucket: Bucket, tile_rows: int, gate: GateRule | None = None) -> None:
-        """Enqueue the program of `batch`, whose metadata copy has been enqueued before; `gate` decides on its decode rows."""
+    def run(
+        self, batch: ExecutionBatch, bucket: Bucket, tile_rows: int, gate: GateRule | None = None
+    ) -> None:
+        """Enqueue the program of `batch`, whose metadata copy has been enqueued before; `gate` decides on its
+        decode rows."""
         rows = bucket.meta.layout.max_rows
         if batch.loop_count:
             key = ProgramKey("recurrent", rows, tile_rows, batch.loop_count, gate)
@@ -160,7 +181,8 @@ class Programs:
             return None
 
     def _capture(self, key: ProgramKey, bucket: Bucket) -> torch.cuda.CUDAGraph:
-        """Capture `key` without running it. Triton compiles on a first eager run, over metadata that names no rows."""
+        """Capture `key` without running it. Triton compiles on a first eager run, over metadata that names no
+        rows."""
         torch.cuda.synchronize(self._device)
         held = bucket.meta.buffer.clone()
         bucket.meta.buffer.copy_(self._no_rows(bucket))
@@ -199,7 +221,8 @@ class Programs:
             recurrent(model, pools.kv, meta, key.tile_rows, scratch, depth_offset)
             if key.gate is not None:
                 exit_gate(
-                    model, meta, scratch.hidden, pools.survival, pools.left, self._decisions, depth_offset, key.gate
+                    model, meta, scratch.hidden, pools.survival, pools.left, self._decisions, depth_offset,
+                    key.gate
                 )  # fmt: skip
             if self._after_loop is not None:
                 self._after_loop(depth_offset, scratch.hidden)
@@ -217,7 +240,12 @@ class Programs:
             settings = self._settings
             sample(
                 logits,
-                SamplingRows(settings.temperature[:rows], settings.top_k[:rows], settings.top_p[:rows], settings.seeds[:rows]),
+                SamplingRows(
+                    settings.temperature[:rows],
+                    settings.top_k[:rows],
+                    settings.top_p[:rows],
+                    settings.seeds[:rows],
+                ),
                 tokens,
             )
         rings = meta.sampled_rows
@@ -235,32 +263,41 @@ class Programs:
         self._settings.seeds[: len(seeds)].copy_(host, non_blocking=True)
 
     def copy_tokens(self, rows: int) -> torch.Tensor:
-        """Enqueue a copy of the last coda's tokens to a host buffer: [rows] int32, valid from when the device is past it until
-        `inflight` codas later."""
+        """Enqueue a copy of the last coda's tokens to a host buffer: [rows] int32, valid from when the device
+        is past it until `inflight` codas later."""
         host = self._host_tokens[self._num_codas % self._num_hosts, :rows]
         self._num_codas += 1
         host.copy_(self._tokens[:rows], non_blocking=True)
         return host
 
     def copy_decisions(self, rows: int) -> torch.Tensor:
-        """Enqueue a copy of the last gated batch's decisions to a host buffer: [rows] int32, valid like `copy_tokens`' result."""
+        """Enqueue a copy of the last gated batch's decisions to a host buffer: [rows] int32, valid like
+        `copy_tokens`' result."""
         host = self._host_decisions[self._num_gated % self._num_hosts, :rows]
         self._num_gated += 1
         host.copy_(self._decisions[:rows], non_blocking=True)
         return host
 
     def warm_up(self, longest_range: int, exits: ExitRule, gate: GateRule | None) -> None:
-        """Make the programs that batches of ranges up to `longest_range` rows commonly need, for every bucket: one loop, all,
-        and as many as decode rows run before they may leave. Decode rows alone may have any number of loops left."""
+        """Make the programs that batches of ranges up to `longest_range` rows commonly need, for every
+        bucket: one loop, all, and as many as decode rows run before they may leave. Decode rows alone may
+        have any number of loops left."""
         num_loops, decode_loops = self._model.shape.num_loops, exits.boundary(0)
         classes = self._model.ops.tile_classes
         largest = next((rows for rows in classes if rows >= longest_range), classes[-1])
         for size in self._sizes if self._device.type == "cuda" else self._sizes[:1]:
             bucket = self.bucket_for(size)
             tiles = [tile for tile in classes if tile <= largest]
-            keys = [ProgramKey("recurrent", size, tile, loops) for tile in tiles for loops in sorted({1, num_loops})]
+            keys = [
+                ProgramKey("recurrent", size, tile, loops)
+                for tile in tiles
+                for loops in sorted({1, num_loops})
+            ]
             keys += [ProgramKey("recurrent", size, tile, 1, gate) for tile in tiles]
-            keys += [ProgramKey("recurrent", size, tiles[0], decode_loops, gate), ProgramKey("prelude", size, 0, 0)]
+            keys += [
+                ProgramKey("recurrent", size, tiles[0], decode_loops, gate),
+                ProgramKey("prelude", size, 0, 0),
+            ]
             if size <= len(self._tokens):
                 keys.append(ProgramKey("coda", size, 0, 0))
                 keys += [ProgramKey("recurrent", size, tiles[0], loops) for loops in range(2, num_loops)]
@@ -277,9 +314,15 @@ class Programs:
         """A sentence for the user when programs run slower than they should."""
         if not self.uncaptured:
             return []
-        found = f"{len(self.uncaptured)} programs run eagerly, there was no memory to capture their CUDA graphs"
+        found = (
+            f"{len(self.uncaptured)} programs run eagerly, there was no memory to capture their CUDA graphs"
+        )
         return [f"{found}; lower cache.num_blocks or scheduler.max_num_batched_tokens"]
 
     def counters(self) -> dict[str, int]:
         """How batches ran so far: replayed graphs, graphs captured, eager programs."""
-        return {"graph_hits": self.graph_hits, "graph_captures": self.graph_captures, "eager_batches": self.eager_runs}
+        return {
+            "graph_hits": self.graph_hits,
+            "graph_captures": self.graph_captures,
+            "eager_batches": self.eager_runs,
+        }

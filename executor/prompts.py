@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from policies.core.request import Request
+from policies.core.seam.request import Request
 
 CONTENT = 0x636F6E74
 """Second word of the seeds of content ids; no request has so high an id."""
@@ -11,7 +11,8 @@ CONTENT = 0x636F6E74
 def prompt_ids(seed: int, request: Request, vocab_size: int) -> np.ndarray:
     """[prompt_tokens] int32 ids, the same for a request whatever the policy and the order of admission.
 
-    Equal content ids are equal tokens in every request; what no content id covers comes from the request's own id.
+    Equal content ids are equal tokens in every request; what no content id covers comes from the request's
+    own id.
     """
     stream = np.random.default_rng(np.random.SeedSequence([seed, request.request_id]))
     ids = stream.integers(0, vocab_size, request.prompt_tokens, dtype=np.int32)
@@ -20,5 +21,7 @@ def prompt_ids(seed: int, request: Request, vocab_size: int) -> np.ndarray:
         said = np.random.default_rng(np.random.SeedSequence([seed, CONTENT, content_id + 1]))
         end = min(start + request.content_tokens, request.prompt_tokens)
         if end > start:
-            ids[start:end] = said.integers(0, vocab_size, request.content_tokens, dtype=np.int32)[: end - start]
+            ids[start:end] = said.integers(0, vocab_size, request.content_tokens, dtype=np.int32)[
+                : end - start
+            ]
     return ids

@@ -13,23 +13,23 @@ from typing import Any
 
 import torch
 
-from executor.audit import AddressAudit
 from executor.backend import DeviceBackend, Observer
+from executor.checks.audit import AddressAudit
+from executor.checks.fingerprint import Fingerprints
 from executor.errors import RunError
-from executor.fingerprint import Fingerprints
 from executor.progress import RunProgress
 from executor.prompts import prompt_ids
 from executor.runner import Runner
 from executor.session import PlannedRun, Session, tokens_sha256
 from executor.timeline import make_timeline
-from policies.config import input_sha256
-from policies.core.arrivals import Arrivals
-from policies.core.engine import Engine
+from policies.config.runconfig import input_sha256
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RequestRecord, RunLog
+from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import WriteError
-from policies.core.limit import Roofline
-from policies.core.runlog import RequestRecord, RunLog
-from policies.core.scheduler import Scheduler
-from policies.interrupt import CtrlC
+from policies.costs.limit import Roofline
+from policies.process.interrupt import CtrlC
 from results.files import drafted
 from results.finish import write_outputs
 from results.identity import RunIdentity
@@ -66,10 +66,11 @@ def execute(
 ) -> tuple[Path, dict[str, Any], dict[int, list[int]]]:
     """Run, write the run directory, return where it is, its summary and the output token ids by request.
 
-    Ctrl-C ends the run as `interrupted`. Anything that goes wrong ends it as `failed` and raises `RunError`: a kernel, a broken
-    invariant, a wrong address under `audit`. Either way the device finishes what it was given, and what was collected until then is
-    in the directory. A disk that does not take it all raises `WriteError`. Raises `InputError` before there is a directory when
-    policy, model and cache do not go together.
+    Ctrl-C ends the run as `interrupted`. Anything that goes wrong ends it as `failed` and raises `RunError`:
+    a kernel, a broken invariant, a wrong address under `audit`. Either way the device finishes what it was
+    given, and what was collected until then is in the directory. A disk that does not take it all raises
+    `WriteError`. Raises `InputError` before there is a directory when policy, model and cache do not go
+    together.
     """
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
     scheduler = Scheduler(config.policy, shape, config.scheduler, config.cache, config.exit)
@@ -84,10 +85,18 @@ def execute(
             directory.requests.write(record)
 
         log = RunLog(directory.batches, ended)
-        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns)
-        session.warm_up(min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens), config.exit)
+        engine = Engine(
+            scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns
+        )
+        session.warm_up(
+            min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens), config.exit
+        )
         before = session.programs.counters()
-        with RunProgress(len(workload.requests), identity.directory_name) as progress, CtrlC() as ctrl_c, few_collections():
+        with (
+            RunProgress(len(workload.requests), identity.directory_name) as progress,
+            CtrlC() as ctrl_c,
+            few_collections(),
+        ):
             timeline = make_timeline(session.device)
             runner = Runner(
                 session.model,
@@ -145,7 +154,9 @@ def execute(
             broken=ending.error if isinstance(ending.error, WriteError) else None,
         )
     if ending.error is not None:
-        where = f"after {log.totals.num_batches} batches; what had finished is in {directory.path}, marked failed"
+        where = (
+            f"after {log.totals.num_batches} batches; what had finished is in {directory.path}, marked failed"
+        )
         raise RunError(f"the run failed {where}: {one_line(ending.error)}") from ending.error
     return directory.path, summary, tokens
 
@@ -166,9 +177,11 @@ def make_audit(session: Session, run: PlannedRun) -> AddressAudit:
 
 
 def run_to_end(run: Callable[[], None], synchronize: Callable[[], None]) -> Ending:
-    """Call `run`, then wait for the device: `complete`, `interrupted` when Ctrl-C came first, or `failed` with the first error.
+    """Call `run`, then wait for the device: `complete`, `interrupted` when Ctrl-C came first, or `failed`
+    with the first error.
 
-    A kernel or the driver may raise anything, at once or when the device is waited for; whatever it is, what had finished is kept.
+    A kernel or the driver may raise anything, at once or when the device is waited for; whatever it is, what
+    had finished is kept.
     """
     ending = Ending("complete")
     try:
@@ -187,7 +200,8 @@ def run_to_end(run: Callable[[], None], synchronize: Callable[[], None]) -> Endi
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Keep the garbage collector from walking what exists already: torch's half a million objects take it 0.1 s in mid-run."""
+    """Keep the garbage collector from walking what exists already: torch's half a million objects take it 0.1
+    s in mid-run."""
     gc.collect()
     gc.freeze()
     try:
@@ -212,7 +226,9 @@ def write_tokens(path: Path, tokens: dict[int, list[int]]) -> None:
     with drafted(path) as draft, open(draft, "w", encoding="ascii", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("request_id", "token_ids"))
-        writer.writerows((request_id, " ".join(map(str, tokens[request_id]))) for request_id in sorted(tokens))
+        writer.writerows(
+            (request_id, " ".join(map(str, tokens[request_id]))) for request_id in sorted(tokens)
+        )
 
 
 def versions() -> dict[str, str]:

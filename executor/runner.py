@@ -1,8 +1,10 @@
-"""Runs batches on the device, in order, and says what came of them. Never waits for the device except when asked to collect.
+"""Runs batches on the device, in order, and says what came of them. Never waits for the device except when
+asked to collect.
 
-What changes hands comes first (`hand_over`): K/V to host memory, block tables, K/V from host memory. One `launch` is: pack
-metadata into a free host buffer, one copy, one graph (or eager program), for CODA a copy of the tokens back. Sampled tokens stay on
-the device for the next prelude; the host reads them when the batch is collected.
+What is transferred comes first (`transfer`): K/V to host memory, block tables, K/V from host memory. One
+`launch` is: pack metadata into a free host buffer, one copy, one graph (or eager program), for CODA a copy of
+the tokens back. Sampled tokens stay on the device for the next prelude; the host reads them when the batch is
+collected.
 """
 
 from collections import deque
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from executor.audit import AddressAudit
+from executor.checks.audit import AddressAudit
 from executor.kernels.gate import GateRule
 from executor.kernels.worklist import Packer
 from executor.model.forward import LoopedModel
@@ -22,13 +24,14 @@ from executor.pools import Pools
 from executor.programs import Programs
 from executor.swap import SwapSpace
 from executor.timeline import Mark, Timeline
-from policies.core.batch import ExecutionBatch, Handover, Stage
+from policies.core.seam.batch import ExecutionBatch, Stage, Transfers
 
 
 @dataclass(slots=True)
 class Launched:
-    """A batch that has been handed to the device. `tokens` is its CODA output on the host, `decisions` what an exit gate said of
-    each row; both are valid once `end` has passed. `swapped` is where copies from and to host memory, which it begins with, end."""
+    """A batch that has been handed to the device. `tokens` is its CODA output on the host, `decisions` what
+    an exit gate said of each row; both are valid once `end` has passed. `swapped` is where copies from and to
+    host memory, which it begins with, end."""
 
     batch: ExecutionBatch
     start: Mark
@@ -41,8 +44,8 @@ class Launched:
 class Runner:
     """Owns the launch order of one run.
 
-    `gate` decides after every loop which tokens leave early (None: no gate is asked); `swap` is where requests that give way go
-    (None: none is swapped).
+    `gate` decides after every loop which tokens leave early (None: no gate is asked); `swap` is where
+    requests that are preempted go (None: none is swapped).
     """
 
     def __init__(
@@ -69,7 +72,14 @@ class Runner:
         ops = model.ops
         shape = model.shape
         self._packer = BatchPacker(
-            Packer(pools.host_groups, pools.kv.planes, pools.kv.block_size, shape.num_heads, ops.attention_slots, ops.tile_classes),
+            Packer(
+                pools.host_groups,
+                pools.kv.planes,
+                pools.kv.block_size,
+                shape.num_heads,
+                ops.attention_slots,
+                ops.tile_classes,
+            ),
             pools,
             shape.num_loops,
             gate is not None,
@@ -81,42 +91,43 @@ class Runner:
         self._swap_marks: tuple[Mark, Mark] | None = None
         self._rows = self._padded_rows = 0
 
-    def hand_over(self, handover: Handover, prompts: Mapping[int, np.ndarray]) -> None:
-        """Enqueue what changes hands before the batch that is launched next.
+    def transfer(self, transfers: Transfers, prompts: Mapping[int, np.ndarray]) -> None:
+        """Enqueue what is transferred before the batch that is launched next.
 
-        `prompts` has the tokens that each admitted request runs as its prompt: kept output tokens are its end.
+        `prompts` has the tokens that each admitted request runs as its prompt: kept output tokens are its
+        end.
         """
-        for request_id in (*handover.released, *(item.request_id for item in handover.preemptions)):
+        for request_id in (*transfers.released, *(item.request_id for item in transfers.preemptions)):
             self.requests.pop(request_id, None)
         if self._audit is not None:
-            self._audit.hand_over(handover, prompts)
-        start = self._timeline.mark() if handover.swapped_bytes else None
+            self._audit.transfer(transfers, prompts)
+        start = self._timeline.mark() if transfers.swapped_bytes else None
         if self._swap is not None:
-            self._swap_out(self._swap, handover)
-        for allocation in handover.allocations:
+            self._swap_out(self._swap, transfers)
+        for allocation in transfers.allocations:
             request_id, groups, ring_id, *_ = allocation
             self.requests[request_id] = RunningRequest(request_id, ring_id, prompts[request_id], groups)
             self._pools.admit(allocation)
-        for growth in handover.growths:
+        for growth in transfers.growths:
             request = self.requests[growth.request_id]
             request.block_groups += growth.block_groups
             self._pools.write_groups(request.ring_id, growth.first_group, growth.block_groups)
         if self._swap is not None:
-            for allocation in handover.allocations:
+            for allocation in transfers.allocations:
                 if allocation.request_id in self._swap:
                     self._swap.bring_back(allocation.request_id, allocation.ring_id)
         self._swap_marks = (start, self._timeline.mark()) if start is not None else None
 
-    def _swap_out(self, swap: SwapSpace, handover: Handover) -> None:
-        for request_id in handover.released:
+    def _swap_out(self, swap: SwapSpace, transfers: Transfers) -> None:
+        for request_id in transfers.released:
             swap.forget(request_id)
-        for item in handover.preemptions:
+        for item in transfers.preemptions:
             if item.is_swapped:
                 swap.take_out(item.request_id, item.ring_id, len(item.block_groups))
 
     def launch(self, batch: ExecutionBatch, surplus: frozenset[int] = frozenset()) -> None:
-        """Hand `batch` to the device, after its `hand_over`; decode rows of the requests in `surplus` are known to have left the
-        loop and leave no trace."""
+        """Hand `batch` to the device, after its `transfer`; decode rows of the requests in `surplus` are
+        known to have left the loop and leave no trace."""
         bucket = self._programs.bucket_for(batch.rows)
         host = bucket.next_host()
         packed = self._packer.pack(host, batch, self.requests, surplus)
@@ -125,7 +136,9 @@ class Runner:
         is_coda = batch.stage is Stage.CODA
         gate = self._gate if batch.stage is Stage.RECURRENT else None
         if is_coda and self._programs.is_random:
-            self._programs.set_seeds([row_seed(self._seed, item.request_id, item.token_start) for item in batch.ranges])
+            self._programs.set_seeds(
+                [row_seed(self._seed, item.request_id, item.token_start) for item in batch.ranges]
+            )
         start, swapped = self._swap_marks or (self._timeline.mark(), None)
         bucket.meta.update(host, packed.num_words)
         self._programs.run(batch, bucket, packed.tile_rows, gate)

@@ -42,7 +42,9 @@ class Sensors:
         value = ctypes.c_uint()
         has_clock = library.nvmlDeviceGetClockInfo(self._handle, SM_CLOCK, ctypes.byref(value)) == 0
         clock_mhz = value.value if has_clock else None
-        has_temperature = library.nvmlDeviceGetTemperature(self._handle, GPU_TEMPERATURE, ctypes.byref(value)) == 0
+        has_temperature = (
+            library.nvmlDeviceGetTemperature(self._handle, GPU_TEMPERATURE, ctypes.byref(value)) == 0
+        )
         return Reading(clock_mhz, value.value if has_temperature else None)
 
 

@@ -1,6 +1,8 @@
-"""A loaded model with its pools and programs, on which runs follow one another: weights and captured graphs are paid for once.
+"""A loaded model with its pools and programs, on which runs follow one another: weights and captured graphs
+are paid for once.
 
-Sized for a set of run configurations with one model and seed: the largest hidden ring, budget and KV pool among them.
+Sized for a set of run configurations with one model and seed: the largest hidden ring, budget and KV pool
+among them.
 """
 
 import dataclasses
@@ -24,14 +26,14 @@ from executor.programs import Programs
 from executor.sensors import Sensors
 from executor.source import kernel_sha256
 from executor.swap import SwapSpace
-from policies.config import RunConfig, locate
+from policies.config.runconfig import RunConfig, locate
+from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError
-from policies.core.exits import ExitRule, ExitSettings
-from policies.core.limit import DeviceFacts
-from policies.core.model import SHIPPED_MODELS, ModelShape
-from policies.core.request import ExitOracle
-from policies.core.scheduler import Scheduler
-from policies.devices import device_facts, facts_of_card
+from policies.core.models.shape import SHIPPED_MODELS, ModelShape
+from policies.core.seam.exits import ExitRule, ExitSettings
+from policies.core.seam.request import ExitOracle
+from policies.costs.devices import device_facts, facts_of_card
+from policies.costs.limit import DeviceFacts
 from workloads.spec import WorkloadSpec, parse_workload
 from workloads.workload import Workload, load_workload
 
@@ -46,19 +48,31 @@ class PlannedRun:
     def shape(self, shape: ModelShape) -> ModelShape:
         """`shape` with the context cut to what the workload allows."""
         limit = self.workload.max_context
-        return shape if limit is None else dataclasses.replace(shape, max_context_tokens=min(limit, shape.max_context_tokens))
+        return (
+            shape
+            if limit is None
+            else dataclasses.replace(shape, max_context_tokens=min(limit, shape.max_context_tokens))
+        )
 
     def exit_oracle(self, rule: ExitRule) -> ExitOracle | None:
-        """Who says where tokens leave, when it is not the gate on the device. Raises `InputError` when the workload cannot."""
-        return self.workload.recorded_exits() if rule.has_decisions and self.config.exit.mode == "trace" else None
+        """Who says where tokens leave, when it is not the gate on the device. Raises `InputError` when the
+        workload cannot."""
+        return (
+            self.workload.recorded_exits()
+            if rule.has_decisions and self.config.exit.mode == "trace"
+            else None
+        )
 
     def with_blocks(self, default: int) -> "PlannedRun":
         """The same with `cache.num_blocks` set: to `default` where the config leaves it open."""
-        return dataclasses.replace(self, config=self.config.with_blocks(self.config.cache.num_blocks or default))
+        return dataclasses.replace(
+            self, config=self.config.with_blocks(self.config.cache.num_blocks or default)
+        )
 
 
 class Session:
-    """Loads `configs` onto `device` ("cuda" or "cpu"). Raises `InputError` before memory is taken where it can."""
+    """Loads `configs` onto `device` ("cuda" or "cpu"). Raises `InputError` before memory is taken where it
+    can."""
 
     def __init__(
         self,
@@ -90,18 +104,25 @@ class Session:
         check_memory(self.device, weight_bytes(self.shape, self.dtype), f"the weights of {self.shape.name}")
         try:
             weights = self._load(source.shape)
-            default_blocks = blocks_that_fit(self.shape, block_size, planes, num_rings, max_positions, self.dtype, self.device)
+            default_blocks = blocks_that_fit(
+                self.shape, block_size, planes, num_rings, max_positions, self.dtype, self.device
+            )
             self.runs = [run.with_blocks(default_blocks) for run in runs]
             for run in self.runs:
                 check_some_request_fits(run, self.shape)
-            self.model = LoopedModel.assemble(self.shape, weights, select_ops(self.shape, MAX_PARTIALS, self.device), max_positions)
+            self.model = LoopedModel.assemble(
+                self.shape, weights, select_ops(self.shape, MAX_PARTIALS, self.device), max_positions
+            )
             self.pools = Pools.allocate(
                 self.shape,
                 max(run.config.cache.num_blocks or 0 for run in self.runs),
                 block_size,
                 planes,
                 num_rings,
-                max(config.scheduler.chunk_tokens * config.policy.resident_chunks(self.shape.num_loops) for config in configs),
+                max(
+                    config.scheduler.chunk_tokens * config.policy.resident_chunks(self.shape.num_loops)
+                    for config in configs
+                ),
                 max_positions,
                 self.dtype,
                 self.device,
@@ -110,7 +131,14 @@ class Session:
             max_rows = max(config.scheduler.max_num_batched_tokens for config in configs)
             inflight = max(config.scheduler.inflight for config in configs)
             self.programs = Programs(
-                self.model, self.pools, max_rows, num_rings, inflight, first.sampling, self.uses_graphs, after_loop
+                self.model,
+                self.pools,
+                max_rows,
+                num_rings,
+                inflight,
+                first.sampling,
+                self.uses_graphs,
+                after_loop,
             )
         except torch.OutOfMemoryError as error:
             found = str(error).split(". Of the allocated")[0]
@@ -124,7 +152,8 @@ class Session:
 
     @property
     def facts(self) -> DeviceFacts | None:
-        """Ceilings of the device, None of a card that the catalogue does not know. A CPU has those of the entry `cpu`."""
+        """Ceilings of the device, None of a card that the catalogue does not know. A CPU has those of the
+        entry `cpu`."""
         return facts_of_card(self.card) if self.device.type == "cuda" else device_facts("cpu")
 
     def facts_for_summary(self) -> dict[str, Any]:
@@ -172,7 +201,8 @@ class Session:
 
 
 def check_alike(configs: Sequence[RunConfig]) -> None:
-    """Raise `InputError` unless all runs can share one loaded model: same model, seed, sampling, block size and layout."""
+    """Raise `InputError` unless all runs can share one loaded model: same model, seed, sampling, block size
+    and layout."""
     for key, of in (
         ("model", lambda config: config.model),
         ("seed", lambda config: config.seed),
@@ -182,7 +212,10 @@ def check_alike(configs: Sequence[RunConfig]) -> None:
     ):
         values = list(dict.fromkeys(map(of, configs)))
         if len(values) > 1:
-            raise InputError(f"{configs[0].where}: {key}: {values[0]} and {values[1]}, expected one for all runs on a loaded model")
+            raise InputError(
+                f"{configs[0].where}: {key}: {values[0]} and {values[1]}, expected one for all runs on a "
+                "loaded model"
+            )
 
 
 def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRun]:
@@ -201,19 +234,24 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRu
 
 
 def local_or_name(config: RunConfig) -> str:
-    """`config.model` as `resolve_model` takes it: a shipped name or hub id as it is, a path beside the config file made whole."""
+    """`config.model` as `resolve_model` takes it: a shipped name or hub id as it is, a path beside the config
+    file made whole."""
     path = locate(config.model, config.base_dir)
     return str(path) if config.model not in SHIPPED_MODELS and path.exists() else config.model
 
 
 def check_some_request_fits(run: PlannedRun, shape: ModelShape) -> None:
-    """Raise `InputError` when context or KV pool refuse every request of `run`: it would end without having shown anything."""
+    """Raise `InputError` when context or KV pool refuse every request of `run`: it would end without having
+    shown anything."""
     config = run.config
     scheduler = Scheduler(config.policy, run.shape(shape), config.scheduler, config.cache, config.exit)
     refusals = ((request.request_id, scheduler.refusal(request)) for request in run.workload.requests)
     request_id, reason = next(refusals)
     if reason is not None and all(other is not None for _, other in refusals):
-        raise InputError(f"{config.where}: none of {len(run.workload.requests)} requests can run; request {request_id}: {reason}")
+        raise InputError(
+            f"{config.where}: none of {len(run.workload.requests)} requests can run; request {request_id}: "
+            f"{reason}"
+        )
 
 
 def _max_positions(workload: Workload, shape: ModelShape) -> int:
@@ -223,6 +261,9 @@ def _max_positions(workload: Workload, shape: ModelShape) -> int:
 
 
 def tokens_sha256(tokens: dict[int, list[int]]) -> str:
-    """SHA-256 over all output token ids in order of request id: equal exactly when every token of every request is."""
-    lines = "".join(f"{request_id}:{','.join(map(str, tokens[request_id]))}\n" for request_id in sorted(tokens))
+    """SHA-256 over all output token ids in order of request id: equal exactly when every token of every
+    request is."""
+    lines = "".join(
+        f"{request_id}:{','.join(map(str, tokens[request_id]))}\n" for request_id in sorted(tokens)
+    )
     return hashlib.sha256(lines.encode()).hexdigest()

@@ -1,4 +1,5 @@
-"""A hash of the source that decides what a batch costs the device, so that measured times are not used for other kernels."""
+"""A hash of the source that decides what a batch costs the device, so that measured times are not used for
+other kernels."""
 
 import hashlib
 from pathlib import Path

@@ -1,7 +1,9 @@
-"""Host memory for requests that gave way: what the device holds of them goes out and comes back, in the order of its work.
+"""Host memory for requests that were preempted: what the device holds of them goes out and comes back, in the
+order of its work.
 
-Copies are enqueued like a batch's kernels and never waited for. K/V pass through one small device buffer, gathered from their
-blocks and copied in one piece. The host never looks at what it keeps, so the device's order is all that a buffer's next use needs.
+Copies are enqueued like a batch's kernels and never waited for. K/V pass through one small device buffer,
+gathered from their blocks and copied in one piece. The host never looks at what it keeps, so the device's
+order is all that a buffer's next use needs.
 """
 
 from dataclasses import dataclass
@@ -14,12 +16,14 @@ from policies.core.errors import InputError
 COPY_BYTES = 64 << 20
 """About what one copy moves: long enough for the bus, short enough to buffer on the device."""
 RESERVED_BYTES = 4 << 30
-"""Host memory that is taken before a run at most; what a run needs beyond is taken when it does, which stops the device a while."""
+"""Host memory that is taken before a run at most; what a run needs beyond is taken when it does, which stops
+the device a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a ring keeps of the token that its request decodes, on the host. Each tensor is one of `Pools`, cut to that ring."""
+    """What a ring keeps of the token that its request decodes, on the host. Each tensor is one of `Pools`,
+    cut to that ring."""
 
     hidden: torch.Tensor  # [1, hidden]
     sampled: torch.Tensor  # [1] int32
@@ -34,7 +38,10 @@ class Row:
 
     @classmethod
     def on_host(cls, pools: Pools) -> "Row":
-        parts = (torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda) for part in cls.of(pools, 0).parts)
+        parts = (
+            torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
+            for part in cls.of(pools, 0).parts
+        )
         return cls(*parts)
 
     @property
@@ -48,7 +55,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One request's in host memory: the first `num_groups` groups in pages of `SwapSpace.groups_per_page`, and its row."""
+    """One request's in host memory: the first `num_groups` groups in pages of `SwapSpace.groups_per_page`,
+    and its row."""
 
     num_groups: int
     pages: list[torch.Tensor]
@@ -64,7 +72,9 @@ class SwapSpace:
         self._shape = (layers, -1, *block)
         self._group_elements = kv.planes * kv.k[:, 0].numel()
         groups_per_ring = kv.groups.shape[1]
-        self.groups_per_page = max(1, min(groups_per_ring, COPY_BYTES // (2 * self._group_elements * kv.k.itemsize)))
+        self.groups_per_page = max(
+            1, min(groups_per_ring, COPY_BYTES // (2 * self._group_elements * kv.k.itemsize))
+        )
         self._pools = pools
         self._planes = torch.arange(kv.planes, device=kv.k.device)
         self._buffer = self._page(on_host=False)
@@ -73,7 +83,8 @@ class SwapSpace:
         self._kept: dict[int, Kept] = {}
 
     def reserve(self, num_groups: int) -> None:
-        """Have host memory for `num_groups` groups ready, up to RESERVED_BYTES. Raises `InputError` when it cannot be had."""
+        """Have host memory for `num_groups` groups ready, up to RESERVED_BYTES. Raises `InputError` when it
+        cannot be had."""
         num_pages = min(-(-num_groups // self.groups_per_page), RESERVED_BYTES // self._buffer.nbytes)
         try:
             while len(self._free_pages) < num_pages:
@@ -81,8 +92,9 @@ class SwapSpace:
                 self._free_rows.append(Row.on_host(self._pools))
         except RuntimeError as error:
             raise InputError(
-                f"cache.preemption: swap: {num_pages * self._buffer.nbytes / 2**30:.2f} GiB of page-locked host memory cannot be "
-                f"had ({str(error).splitlines()[0]}); set cache.swap_blocks lower, or cache.preemption: recompute"
+                f"cache.preemption: swap: {num_pages * self._buffer.nbytes / 2**30:.2f} GiB of page-locked "
+                f"host memory cannot be had ({str(error).splitlines()[0]}); set cache.swap_blocks lower, or "
+                "cache.preemption: recompute"
             ) from None
 
     @property
@@ -106,7 +118,8 @@ class SwapSpace:
             self._free_rows.append(kept.row)
 
     def take_out(self, request_id: int, ring_id: int, num_groups: int) -> None:
-        """Enqueue the copies of the first `num_groups` groups of the request in ring `ring_id`, and of its row, to host memory."""
+        """Enqueue the copies of the first `num_groups` groups of the request in ring `ring_id`, and of its
+        row, to host memory."""
         kept = Kept(num_groups, [], self._free_rows.pop() if self._free_rows else Row.on_host(self._pools))
         for first in range(0, num_groups, self.groups_per_page):
             page = self._free_pages.pop() if self._free_pages else self._page(on_host=True)
@@ -120,7 +133,8 @@ class SwapSpace:
         self._kept[request_id] = kept
 
     def bring_back(self, request_id: int, ring_id: int) -> None:
-        """Enqueue the copies of a request's groups and row to where ring `ring_id` has its own; its table must be there before."""
+        """Enqueue the copies of a request's groups and row to where ring `ring_id` has its own; its table
+        must be there before."""
         kept = self._kept[request_id]
         for at, page in enumerate(kept.pages):
             blocks = self._blocks(ring_id, at * self.groups_per_page, kept.num_groups)
@@ -142,7 +156,8 @@ class SwapSpace:
         return torch.empty(num_elements, dtype=pool.dtype, device=device, pin_memory=on_host and pool.is_cuda)
 
     def _blocks(self, ring_id: int, first_group: int, num_groups: int) -> torch.Tensor:
-        """Blocks of one page's groups, all planes, by the device's own table, so that nothing of the host's is read late."""
+        """Blocks of one page's groups, all planes, by the device's own table, so that nothing of the host's
+        is read late."""
         end = min(first_group + self.groups_per_page, num_groups)
         groups = self._pools.kv.groups[ring_id, first_group:end]
         return (groups[:, None] * len(self._planes) + self._planes).flatten()  # [groups * planes]
@@ -152,4 +167,6 @@ class SwapSpace:
 
     def _parts(self, num_blocks: int) -> torch.Tensor:
         """The buffer's K and V of `num_blocks` blocks."""
-        return self._buffer[: self._used(num_blocks)].view(2, *self._shape)  # [2, layers, blocks, kv_heads, block_size, head_dim]
+        return self._buffer[: self._used(num_blocks)].view(
+            2, *self._shape
+        )  # [2, layers, blocks, kv_heads, block_size, head_dim]

@@ -1,4 +1,5 @@
-"""A grid of runs on one loaded model, one after another: a device runs one thing at a time. Finished cells are not run again."""
+"""A grid of runs on one loaded model, one after another: a device runs one thing at a time. Finished cells
+are not run again."""
 
 import sys
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from typing import Any
 
 from executor.run import execute
 from executor.session import Session
-from policies.config import RunConfig, input_sha256
+from policies.config.runconfig import RunConfig, input_sha256
 from results.identity import RunIdentity
 from results.load import finished_summary
 from results.sweep import workload_labels
@@ -24,15 +25,21 @@ def run_grid(
     use_graphs: bool = True,
     audit: bool = False,
 ) -> list[Cell]:
-    """(axes, run directory, summary) of every cell, in order, the whole grid `repeats` times over: repeats lie far apart in time.
+    """(axes, run directory, summary) of every cell, in order, the whole grid `repeats` times over: repeats
+    lie far apart in time.
 
-    The second run of a cell is in a directory that ends in `-r2`. A cell interrupted by Ctrl-C is the last one. Every cell is
-    checked before the first runs. A cell that fails ends the sweep with its error; finished ones stay, and the next call goes on
-    from there.
+    The second run of a cell is in a directory that ends in `-r2`. A cell interrupted by Ctrl-C is the last
+    one. Every cell is checked before the first runs. A cell that fails ends the sweep with its error;
+    finished ones stay, and the next call goes on from there.
     """
     labels = workload_labels([(axes, config.resolved) for axes, config in grid])
     plan = [
-        (axes, config, label, out / "cells" / (_directory_name(config, device) + (f"-r{repeat}" if repeat > 1 else "")))
+        (
+            axes,
+            config,
+            label,
+            out / "cells" / (_directory_name(config, device) + (f"-r{repeat}" if repeat > 1 else "")),
+        )
         for repeat in range(1, repeats + 1)
         for (axes, config), label in zip(grid, labels, strict=True)
     ]

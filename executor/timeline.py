@@ -1,6 +1,7 @@
 """When a batch ran on the device, in nanoseconds of the run's clock.
 
-On CUDA by device events, on a CPU by the host's clock; both answer the same questions, and the runner asks no other.
+On CUDA by device events, on a CPU by the host's clock; both answer the same questions, and the runner asks no
+other.
 """
 
 import time
@@ -30,7 +31,8 @@ class Timeline(Protocol):
     def mark(self) -> Mark: ...
 
     def time_of(self, mark: Mark) -> int:
-        """When the device passed `mark`: once for each mark, only when it has been passed, in the order they were made."""
+        """When the device passed `mark`: once for each mark, only when it has been passed, in the order they
+        were made."""
         ...
 
 
@@ -60,11 +62,13 @@ class HostTimeline:
 
 
 REBASE_NS = 1_000_000_000
-"""Event differences come as float32 milliseconds, exact to 60 ns over one second; a longer stretch starts from a newer event."""
+"""Event differences come as float32 milliseconds, exact to 60 ns over one second; a longer stretch starts
+from a newer event."""
 
 
 class CudaMark:
-    """A device event, and the latest time of the host's clock at which the device was known not to have passed it."""
+    """A device event, and the latest time of the host's clock at which the device was known not to have
+    passed it."""
 
     __slots__ = ("_clock", "event", "made_ns", "not_passed_ns")
 
@@ -85,9 +89,10 @@ class CudaMark:
 class CudaTimeline:
     """Device events on the host's clock.
 
-    They are related once, at the start, by an event recorded on an idle device. The device's clock runs at a rate of its own (20
-    parts in a million are a batch's length after one minute), so every time read is held between what the host knows: after the
-    last moment at which the event had not been passed, and before now. A correction stays for all later times.
+    They are related once, at the start, by an event recorded on an idle device. The device's clock runs at a
+    rate of its own (20 parts in a million are a batch's length after one minute), so every time read is held
+    between what the host knows: after the last moment at which the event had not been passed, and before now.
+    A correction stays for all later times.
     """
 
     def __init__(self, device: torch.device) -> None:

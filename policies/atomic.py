@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core.batch import Selection, Stage
-from policies.core.policy import Policy
-from policies.core.stages import in_stage_order, oldest_chunk_ranges, prompt_selection
-from policies.core.view import View
+from policies.building_blocks import in_stage_order, oldest_chunk_ranges, prompt_selection
+from policies.core.seam.batch import Selection, Stage
+from policies.core.seam.policy import Policy
+from policies.core.seam.view import View
 
 
 @dataclass(frozen=True)
 class Atomic(Policy):
-    """The baseline every engine has. Nothing interrupts a chunk, so a decode row waits for all T depths of it."""
+    """The baseline every engine has. Nothing interrupts a chunk, so a decode row waits for all T depths of
+    it."""
 
     name: ClassVar[str] = "atomic"
     splits_prefill: ClassVar[bool] = False

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core.batch import Selection, Stage
-from policies.core.policy import Policy
-from policies.core.stages import (
+from policies.building_blocks import (
     decode_batch,
     in_stage_order,
     mixed_selection,
@@ -13,12 +11,15 @@ from policies.core.stages import (
     prompt_selection,
     token_stages,
 )
-from policies.core.view import View
+from policies.core.seam.batch import Selection, Stage
+from policies.core.seam.policy import Policy
+from policies.core.seam.view import View
 
 
 @dataclass(frozen=True)
 class Mixed(Policy):
-    """Decode rows ride along with prompt chunks: one weight read serves both. They take turns only where both do not fit."""
+    """Decode rows ride along with prompt chunks: one weight read serves both. They take turns only where both
+    do not fit."""
 
     name: ClassVar[str] = "mixed"
 

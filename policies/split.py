@@ -1,12 +1,13 @@
-"""split: a prompt chunk returns at every depth while decode work is ready; prompt and decode rows never share a batch."""
+"""split: a prompt chunk returns at every depth while decode work is ready; prompt and decode rows never share
+a batch."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core.batch import Selection, Stage
-from policies.core.policy import Policy
-from policies.core.stages import in_stage_order, oldest_chunk_ranges, prompt_selection
-from policies.core.view import View
+from policies.building_blocks import in_stage_order, oldest_chunk_ranges, prompt_selection
+from policies.core.seam.batch import Selection, Stage
+from policies.core.seam.policy import Policy
+from policies.core.seam.view import View
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,30 @@
-"""wcpb: wavefront chunked prefill batching. Several chunks of one prompt in flight, each at its own depth, in one batch."""
+"""wcpb: wavefront chunked prefill batching. Several chunks of one prompt in flight, each at its own depth, in
+one batch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.core.batch import ScheduledRange, Selection, Stage
-from policies.core.policy import Policy, prompt_range
-from policies.core.stages import decode_batch, in_stage_order, mixed_selection, prompt_selection, token_stages
-from policies.core.view import RequestView, View
+from policies.building_blocks import (
+    decode_batch,
+    in_stage_order,
+    mixed_selection,
+    prompt_selection,
+    token_stages,
+)
+from policies.core.seam.batch import ScheduledRange, Selection, Stage
+from policies.core.seam.policy import Policy, prompt_range
+from policies.core.seam.view import RequestView, View
 
 
 @dataclass(frozen=True)
 class Wavefront(Policy):
-    """Chunk c may run depth d as soon as it has run d-1 and chunk c-1 has run d, so T chunks of a prompt overlap like a pipeline.
+    """Chunk c may run depth d as soon as it has run d-1 and chunk c-1 has run d, so T chunks of a prompt
+    overlap like a pipeline.
 
-    `mix_decode` puts decode rows into the same batches; False makes them take turns, as they do in any case where decode rows alone
-    fill a batch. `fuse_prelude` embeds a chunk in the batch that runs its depth 0; False stages it in a batch of its own first.
+    `mix_decode` puts decode rows into the same batches; False makes them take turns, as they do in any case
+    where decode rows alone fill a batch. `fuse_prelude` embeds a chunk in the batch that runs its depth 0;
+    False stages it in a batch of its own first.
     """
 
     name: ClassVar[str] = "wcpb"
@@ -46,7 +55,8 @@ class Wavefront(Policy):
         return prompt_selection(view, ranges, comes_back=view.has_decode_work or self._regroups(view, ranges))
 
     def _staging(self, view: View) -> Selection | None:
-        """Embed the next chunk of every prompt whose ring has a free slot, when staging is a batch of its own."""
+        """Embed the next chunk of every prompt whose ring has a free slot, when staging is a batch of its
+        own."""
         if self.fuse_prelude:
             return None
         ranges: list[ScheduledRange] = []
@@ -60,14 +70,18 @@ class Wavefront(Policy):
         return Selection(Stage.PREFILLING_PRELUDE, tuple(ranges), 0) if ranges else None
 
     def _wavefront(self, view: View, max_rows: int) -> list[ScheduledRange]:
-        """Ready ranges, round-robin over requests, each request's deepest first: its oldest chunk leaves the ring soonest.
+        """Ready ranges, round-robin over requests, each request's deepest first: its oldest chunk leaves the
+        ring soonest.
 
-        Where not even one chunk of every request fits, the round begins with the request scheduled longest ago.
+        Where not even one chunk of every request fits, the round begins with the request scheduled longest
+        ago.
         """
         ranges: list[ScheduledRange] = []
         requests = view.prompts
         if len(requests) * view.limits.chunk_tokens > max_rows:
-            requests = sorted(requests, key=lambda request: (self._rank(view, request), request.last_seq, request.order))
+            requests = sorted(
+                requests, key=lambda request: (self._rank(view, request), request.last_seq, request.order)
+            )
         turns = [self._ready_ranges(request, view.num_loops) for request in requests]
         while turns and max_rows > 0:
             still_ready = []
@@ -93,7 +107,8 @@ class Wavefront(Policy):
                 yield prompt_range(request, Stage.PREFILLING_RECURRENT, depth, start, end)
 
     def _regroups(self, view: View, ranges: list[ScheduledRange]) -> bool:
-        """Whether another chunk could join at the next depth: not when every prompt's last tokens are all in this batch."""
+        """Whether another chunk could join at the next depth: not when every prompt's last tokens are all in
+        this batch."""
         prompts = {request.request_id: request for request in view.prompts}
         return len(ranges) < len(prompts) or any(
             item.token_end < prompts[item.request_id].prompt_tokens

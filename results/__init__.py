@@ -1,1 +1,2 @@
-"""What runs leave behind: metrics, run directories, pictures, traces, tables and reports. Imports only `policies.core` of ours."""
+"""What runs leave behind: metrics, run directories, pictures, traces, tables and reports. Imports only
+`policies.core` of ours."""

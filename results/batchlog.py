@@ -1,13 +1,14 @@
-"""`batches.csv` read as a stream: one `LoggedBatch` at a time, whatever the size of the file. Knows the format, not its meaning."""
+"""`batches.csv` read as a stream: one `LoggedBatch` at a time, whatever the size of the file. Knows the
+format, not its meaning."""
 
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from policies.core.batch import Stage
+from policies.core.engine.runlog import BATCH_COLUMNS
 from policies.core.errors import InputError
-from policies.core.runlog import BATCH_COLUMNS
+from policies.core.seam.batch import Stage
 
 CONTRACT_COLUMNS = BATCH_COLUMNS[:10]
 MOST_LOOPS = 10_000
@@ -15,7 +16,8 @@ MOST_LOOPS = 10_000
 
 
 class LoggedRange(NamedTuple):
-    """`request:stage:depth:start:count` of one range; `depth` is the first, the batch's `loop_count` says how many follow."""
+    """`request:stage:depth:start:count` of one range; `depth` is the first, the batch's `loop_count` says how
+    many follow."""
 
     request_id: int
     stage: str
@@ -29,7 +31,8 @@ class LoggedRange(NamedTuple):
 
 
 class LoggedBatch(NamedTuple):
-    """The public columns of one batch that readers here need; times in ns. `ranges_text` is parsed by `ranges()` on demand."""
+    """The public columns of one batch that readers here need; times in ns. `ranges_text` is parsed by
+    `ranges()` on demand."""
 
     seq: int
     stage: str
@@ -49,11 +52,13 @@ class LoggedBatch(NamedTuple):
 
     @property
     def num_decode_rows(self) -> int:
-        """Decode rows in a recurrent depth: RECURRENT ranges have one row each (prompt ranges say PREFILLING_RECURRENT)."""
+        """Decode rows in a recurrent depth: RECURRENT ranges have one row each (prompt ranges say
+        PREFILLING_RECURRENT)."""
         return self.ranges_text.count(":RECURRENT:")
 
     def invocations(self) -> list[tuple[int, int]]:
-        """Start and end of each of its invocations in ns: `loop_count` equal parts of the batch, at least one.
+        """Start and end of each of its invocations in ns: `loop_count` equal parts of the batch, at least
+        one.
 
         Four loops from 100 to 110 ns are (100, 102), (102, 105), (105, 107), (107, 110).
         """
@@ -75,13 +80,17 @@ def parse_ranges(text: str) -> list[LoggedRange]:
 def read_batches(path: Path) -> Iterator[LoggedBatch]:
     """Every batch of a `batches.csv`, in order.
 
-    Raises `InputError` naming file and line when the file is missing, has other columns, or holds a line that is no batch.
+    Raises `InputError` naming file and line when the file is missing, has other columns, or holds a line that
+    is no batch.
     """
     try:
         with open(path, encoding="ascii") as file:
             header = file.readline().rstrip("\n").split(",")
             if tuple(header[: len(CONTRACT_COLUMNS)]) != CONTRACT_COLUMNS:
-                raise InputError(f"{path} line 1: columns start {','.join(header[:4])}, expected {','.join(CONTRACT_COLUMNS)}")
+                raise InputError(
+                    f"{path} line 1: columns start {','.join(header[:4])}, expected "
+                    f"{','.join(CONTRACT_COLUMNS)}"
+                )
             for number, line in enumerate(file, start=2):
                 yield _parse(line, len(header), path, number)
     except OSError as error:
@@ -96,7 +105,16 @@ def _parse(line: str, num_columns: int, path: Path, number: int) -> LoggedBatch:
         if len(fields) != num_columns or not line.endswith("\n"):
             raise ValueError(f"{len(fields)} fields, expected {num_columns}")
         seq, stage, loops, requests, rows, _, started, finished, _, ranges = fields[:10]
-        batch = LoggedBatch(int(seq), Stage(stage).value, int(loops), int(requests), int(rows), int(started), int(finished), ranges)
+        batch = LoggedBatch(
+            int(seq),
+            Stage(stage).value,
+            int(loops),
+            int(requests),
+            int(rows),
+            int(started),
+            int(finished),
+            ranges,
+        )
         if not 0 <= batch.loop_count <= MOST_LOOPS:
             raise ValueError(f"loop_count: {batch.loop_count}, expected 0 to {MOST_LOOPS}")
         return batch

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from policies.core.command import OneLineParser, exit_status
 from policies.core.errors import InputError
+from policies.process.command import OneLineParser, exit_status
 from results.comparison.figures import Tolerances
 from results.load import find_runs
 from results.pack import SUFFIX, pack, unpack
@@ -29,15 +29,34 @@ def build_parser() -> OneLineParser:
         dest="command", required=True, metavar="report|compare|plot|pack|unpack", parser_class=OneLineParser
     )
 
-    report = commands.add_parser("report", help="print a comparison table and write one self-contained HTML page")
-    report.add_argument("directories", nargs="+", metavar="DIR", help="run directories, or directories that hold some (a sweep)")
+    report = commands.add_parser(
+        "report", help="print a comparison table and write one self-contained HTML page"
+    )
+    report.add_argument(
+        "directories",
+        nargs="+",
+        metavar="DIR",
+        help="run directories, or directories that hold some (a sweep)",
+    )
     report.set_defaults(action=_report)
-    report.add_argument("--out", type=Path, default=RUNS_ROOT / "report.html", metavar="FILE.html", help="default: %(default)s")
+    report.add_argument(
+        "--out",
+        type=Path,
+        default=RUNS_ROOT / "report.html",
+        metavar="FILE.html",
+        help="default: %(default)s",
+    )
 
-    comparison = commands.add_parser("compare", help="hold simulated runs against measured ones; status 1 beyond a tolerance")
-    comparison.add_argument("simulated", metavar="SIM_DIR", help="a simulated run, or a folder or pack of them")
+    comparison = commands.add_parser(
+        "compare", help="hold simulated runs against measured ones; status 1 beyond a tolerance"
+    )
     comparison.add_argument(
-        "measured", metavar="GPU_DIR", help="the measured run, or a folder or pack of them; repeats go together"
+        "simulated", metavar="SIM_DIR", help="a simulated run, or a folder or pack of them"
+    )
+    comparison.add_argument(
+        "measured",
+        metavar="GPU_DIR",
+        help="the measured run, or a folder or pack of them; repeats go together",
     )
     for name, text in (
         ("p50", "error of a latency's p50"),
@@ -46,13 +65,26 @@ def build_parser() -> OneLineParser:
         ("rank-gap", "difference above which policies have an order that both sides must share"),
     ):
         default = 100 * getattr(Tolerances(), name.replace("-", "_"))
-        comparison.add_argument(f"--{name}", type=float, default=default, metavar="%", help=f"{text}, in %% (default: {default:g})")
-    comparison.add_argument("--out", type=Path, default=RUNS_ROOT / "compare", metavar="DIR", help="default: %(default)s")
+        comparison.add_argument(
+            f"--{name}",
+            type=float,
+            default=default,
+            metavar="%",
+            help=f"{text}, in %% (default: {default:g})",
+        )
+    comparison.add_argument(
+        "--out", type=Path, default=RUNS_ROOT / "compare", metavar="DIR", help="default: %(default)s"
+    )
     comparison.add_argument("--no-plots", action="store_true", help="draw no pictures")
     comparison.set_defaults(action=_compare)
 
     plot = commands.add_parser("plot", help="draw one picture of one run, or of several side by side")
-    plot.add_argument("directories", nargs="+", metavar="DIR", help="run directories; several are compared in the order given")
+    plot.add_argument(
+        "directories",
+        nargs="+",
+        metavar="DIR",
+        help="run directories; several are compared in the order given",
+    )
     kinds = plot.add_mutually_exclusive_group()
     for kind, text in (
         ("wavefront", "which chunk runs at which depth (default)"),
@@ -63,19 +95,36 @@ def build_parser() -> OneLineParser:
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
     plot.set_defaults(kind="wavefront", action=_plot)
-    plot.add_argument("--from-batch", type=int, metavar="N", help="first batch of the wavefront's window (the first DIR's count)")
+    plot.add_argument(
+        "--from-batch",
+        type=int,
+        metavar="N",
+        help="first batch of the wavefront's window (the first DIR's count)",
+    )
     plot.add_argument("--to-batch", type=int, metavar="M", help="last batch of the window")
-    plot.add_argument("--from-ms", type=float, metavar="A", help="start of the window in ms of the run's clock")
+    plot.add_argument(
+        "--from-ms", type=float, metavar="A", help="start of the window in ms of the run's clock"
+    )
     plot.add_argument("--to-ms", type=float, metavar="B", help="end of the window")
     plot.add_argument("--out", type=Path, required=True, metavar="FILE.png")
 
-    packer = commands.add_parser("pack", help="keep runs in one small file, which every command here takes in a directory's place")
-    packer.add_argument("directories", nargs="+", metavar="DIR", help="run directories, or directories that hold some (a sweep)")
+    packer = commands.add_parser(
+        "pack", help="keep runs in one small file, which every command here takes in a directory's place"
+    )
+    packer.add_argument(
+        "directories",
+        nargs="+",
+        metavar="DIR",
+        help="run directories, or directories that hold some (a sweep)",
+    )
     packer.add_argument(
         "--logs",
         choices=("first", "all", "none"),
         default="first",
-        help="whose requests.csv and batches.csv to keep: of repeats the first's (default), everyone's, or no one's",
+        help=(
+            "whose requests.csv and batches.csv to keep: of repeats the first's (default), everyone's, or "
+            "no one's"
+        ),
     )
     packer.add_argument("--out", type=Path, required=True, metavar=f"FILE{SUFFIX}")
     packer.set_defaults(action=_pack)
@@ -119,7 +168,10 @@ def _compare(options: argparse.Namespace) -> int:
 def _plot(options: argparse.Namespace) -> int:
     window = window_of(options)
     if window is not None and options.kind != "wavefront":
-        raise InputError(f"--{options.kind}: takes no window; --from-batch, --to-batch, --from-ms, --to-ms go with --wavefront")
+        raise InputError(
+            f"--{options.kind}: takes no window; --from-batch, --to-batch, --from-ms, --to-ms go with "
+            "--wavefront"
+        )
     runs, _ = find_runs(options.directories)
     workloads = list(dict.fromkeys(run.workload for run in runs))
     if options.kind not in ("pareto", "time") and len(workloads) > 1:
@@ -158,12 +210,15 @@ def _unpack(options: argparse.Namespace) -> int:
 
 
 def window_of(options: argparse.Namespace) -> Window | None:
-    """The window the options ask for, None when they ask for none. Raises `InputError` for one that is mixed or backwards."""
+    """The window the options ask for, None when they ask for none. Raises `InputError` for one that is mixed
+    or backwards."""
     batches, times = (options.from_batch, options.to_batch), (options.from_ms, options.to_ms)
     if batches == (None, None) and times == (None, None):
         return None
     if batches != (None, None) and times != (None, None):
-        raise InputError("--from-batch/--to-batch and --from-ms/--to-ms: give a window of batches or of time, not both")
+        raise InputError(
+            "--from-batch/--to-batch and --from-ms/--to-ms: give a window of batches or of time, not both"
+        )
     for name, (low, high), minimum_gap in (("batch", batches, 0), ("ms", times, 1e-6)):
         if low is not None and not 0 <= low < math.inf:
             raise InputError(f"--from-{name}: {low}, expected a number of at least 0")

@@ -1,4 +1,5 @@
-"""Files that a full disk leaves whole: lines that are written as they come, and drafts that take their place in one step."""
+"""Files that a full disk leaves whole: lines that are written as they come, and drafts that take their place
+in one step."""
 
 import io
 import os
@@ -14,8 +15,8 @@ TAIL_BYTES = 1 << 16
 class GrowingFile:
     """A text file that is written line by line, `path`: always the beginning of what was written.
 
-    Once the disk has not taken something the file takes nothing more, for that would follow a gap: it is closed and cut after its
-    last whole line, and `write` and `flush` raise the first `WriteError` again.
+    Once the disk has not taken something the file takes nothing more, for that would follow a gap: it is
+    closed and cut after its last whole line, and `write` and `flush` raise the first `WriteError` again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +59,8 @@ class GrowingFile:
 
 @contextmanager
 def drafted(path: Path) -> Iterator[Path]:
-    """Where to write what is to become `path`: a draft that takes its place when the block ends, and is gone when it fails."""
+    """Where to write what is to become `path`: a draft that takes its place when the block ends, and is gone
+    when it fails."""
     draft = path.with_name(path.name + ".tmp")
     try:
         yield draft

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from policies.core.engine.runlog import RunLog
+from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import WriteError
-from policies.core.policy import Policy
-from policies.core.runlog import RunLog
-from policies.core.scheduler import Scheduler
+from policies.core.seam.policy import Policy
 from results.batchlog import read_batches
 from results.files import drafted
 from results.identity import RunIdentity
@@ -36,13 +36,14 @@ def write_outputs(
 ) -> dict[str, Any]:
     """Finish `directory` and return the summary; its `status` is `failed` when no request finished.
 
-    `config` is the resolved mapping that `directory` was created with. Call this once, after the engine's generator ended, or with
-    `status="interrupted"` after a `KeyboardInterrupt`: a run that did not complete keeps its requests and batches and gets its
-    summary at once, without trace and pictures. A sweep passes `plots=False, trace=False` for its cells. `write_more` writes what
-    one world leaves beside. Everything else is on disk before the summary appears.
+    `config` is the resolved mapping that `directory` was created with. Call this once, after the engine's
+    generator ended, or with `status="interrupted"` after a `KeyboardInterrupt`: a run that did not complete
+    keeps its requests and batches and gets its summary at once, without trace and pictures. A sweep passes
+    `plots=False, trace=False` for its cells. `write_more` writes what one world leaves beside. Everything
+    else is on disk before the summary appears.
 
-    Raises `WriteError` when the disk did not take everything, now or, as `broken`, during the run. Whatever can be written is, the
-    summary says `failed` and why, and no file is there by half.
+    Raises `WriteError` when the disk did not take everything, now or, as `broken`, during the run. Whatever
+    can be written is, the summary says `failed` and why, and no file is there by half.
     """
     faults = [] if broken is None else [broken]
 
@@ -77,8 +78,12 @@ def write_outputs(
     try:
         directory.write_summary({"error": str(faults[0]), **summary, "status": "failed"})
     except WriteError:
-        raise WriteError(f"{faults[0]}; {directory.path} has no {SUMMARY}, so nothing takes it for a run") from faults[0]
-    raise WriteError(f"{faults[0]}; what could be written is in {directory.path}, marked failed") from faults[0]
+        raise WriteError(
+            f"{faults[0]}; {directory.path} has no {SUMMARY}, so nothing takes it for a run"
+        ) from faults[0]
+    raise WriteError(f"{faults[0]}; what could be written is in {directory.path}, marked failed") from faults[
+        0
+    ]
 
 
 def _write_trace(
@@ -112,5 +117,7 @@ def _plot(directory: RunDirectory, config: Mapping[str, Any], summary: Mapping[s
 
 
 def changed_options(policy: Policy) -> dict[str, Any]:
-    """Options of `policy` that differ from its defaults: what tells two runs of one policy apart. wcpb as shipped has none."""
-    return {item.name: value for item in fields(policy) if (value := getattr(policy, item.name)) != item.default}  # type: ignore[arg-type]
+    """Options of `policy` that differ from its defaults: what tells two runs of one policy apart. wcpb as
+    shipped has none."""
+    options = fields(policy)  # type: ignore[arg-type]
+    return {item.name: value for item in options if (value := getattr(policy, item.name)) != item.default}

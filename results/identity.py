@@ -1,4 +1,5 @@
-"""What a run was: the names that tell it from other runs, read off its resolved config. Knows nothing of what the run did."""
+"""What a run was: the names that tell it from other runs, read off its resolved config. Knows nothing of what
+the run did."""
 
 import hashlib
 import json
@@ -16,9 +17,9 @@ World = Literal["sim", "executor"]
 class RunIdentity:
     """The axes by which runs are compared, and the hash that pins everything else.
 
-    `model` and `device` are short names (of a file: its stem), `policy_options` what was set beside the policy's name
-    (in a summary: only what differs from its defaults),
-    `chunk_tokens` the prompt chunk in tokens, `num_loops` the model's depths T, `config_sha256` the hash of the resolved config.
+    `model` and `device` are short names (of a file: its stem), `policy_options` what was set beside the
+    policy's name (in a summary: only what differs from its defaults), `chunk_tokens` the prompt chunk in
+    tokens, `num_loops` the model's depths T, `config_sha256` the hash of the resolved config.
     """
 
     world: World
@@ -33,12 +34,17 @@ class RunIdentity:
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any], world: World, num_loops: int, workload: str | None = None, device: str | None = None
+        cls,
+        config: Mapping[str, Any],
+        world: World,
+        num_loops: int,
+        workload: str | None = None,
+        device: str | None = None,
     ) -> "RunIdentity":
         """Read the identity off a resolved config.
 
-        `workload` and `device` replace the names derived from the config: a workload is called by its preset or its file's
-        stem, else by its kind; an executor knows better than the config what card it ran on.
+        `workload` and `device` replace the names derived from the config: a workload is called by its preset
+        or its file's stem, else by its kind; an executor knows better than the config what card it ran on.
         """
         policy = dict(config["policy"])
         scheduler = config.get("scheduler", {})
@@ -48,7 +54,9 @@ class RunIdentity:
             device=device or short_name(str(config.get("device", "unknown"))),
             policy=str(policy.pop("name")),
             workload=workload or workload_name(config.get("workload", {})),
-            chunk_tokens=int(scheduler.get("prefill_chunk_size") or scheduler.get("max_num_batched_tokens", 0)),
+            chunk_tokens=int(
+                scheduler.get("prefill_chunk_size") or scheduler.get("max_num_batched_tokens", 0)
+            ),
             num_loops=num_loops,
             config_sha256=config_hash(config),
             policy_options=policy,
@@ -56,7 +64,8 @@ class RunIdentity:
 
     @property
     def directory_name(self) -> str:
-        """`<model>-<device>-<policy>-<workload>-c<chunk>-<hash>`: the same config always has the same name, two configs never do.
+        """`<model>-<device>-<policy>-<workload>-c<chunk>-<hash>`: the same config always has the same name,
+        two configs never do.
 
         A run of `ouro-1.4b` on `h200` under wcpb over `seed-4x8064` in chunks of 16 is
         `ouro-1.4b-h200-wcpb-seed-4x8064-c16-1f0c9a3e`.
@@ -80,13 +89,15 @@ class RunIdentity:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of the config as JSON with sorted keys, so that key order and the file's comments do not count."""
+    """SHA-256 of the config as JSON with sorted keys, so that key order and the file's comments do not
+    count."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` without what two sides of a comparison may differ in: the device, and the folders of the workload's files."""
+    """`config` without what two sides of a comparison may differ in: the device, and the folders of the
+    workload's files."""
     workload = dict(config["workload"])
     for key in ("path", "dataset"):
         if isinstance(workload.get(key), str):
@@ -116,7 +127,9 @@ def short_name(name: str) -> str:
 def policy_label(summary: Mapping[str, Any]) -> str:
     """The policy of a summary and what was set beside it: `wcpb`, or `wcpb mix_decode=false`."""
     options = summary.get("policy_options") or {}
-    return " ".join([str(summary["policy"]), *(f"{key}={json.dumps(options[key])}" for key in sorted(options))])
+    return " ".join(
+        [str(summary["policy"]), *(f"{key}={json.dumps(options[key])}" for key in sorted(options))]
+    )
 
 
 def policy_order(label: str) -> tuple[int, str]:
@@ -126,5 +139,6 @@ def policy_order(label: str) -> tuple[int, str]:
 
 
 def slug(text: str) -> str:
-    """`text` as part of a directory name: lower case, anything but letters, digits, dots and underscores a single hyphen."""
+    """`text` as part of a directory name: lower case, anything but letters, digits, dots and underscores a
+    single hyphen."""
     return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-.") or "unnamed"

@@ -5,7 +5,7 @@ Of a request with n tokens delivered at t[0] ... t[n-1]:
     TTFT = first token - arrival                  one for every request that got a token
     ITL  = t[i] - t[i-1]                          one for every gap; a request with one token has none
     TPOT = (t[n-1] - t[0]) / (n - 1)              one for every finished request with n > 1 tokens
-    E2E  = t[n-1] - arrival = TTFT + sum of ITL   one for every finished request; exact, because all are integers
+    E2E  = t[n-1] - arrival = TTFT + sum of ITL   one for every finished request; exact: all are integers
 """
 
 from array import array
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.core.request import Status
+from policies.core.seam.request import Status
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,10 +24,13 @@ Int64 = NDArray[np.int64]
 
 
 class Samples:
-    """Takes what latencies come from, one request after another: 8 bytes for every gap between tokens, some 40 for a request."""
+    """Takes what latencies come from, one request after another: 8 bytes for every gap between tokens, some
+    40 for a request."""
 
     def __init__(self) -> None:
-        self._arrival_ns, self._first_ns, self._last_ns, self._gaps, self._itl_ns = (array("q") for _ in range(5))
+        self._arrival_ns, self._first_ns, self._last_ns, self._gaps, self._itl_ns = (
+            array("q") for _ in range(5)
+        )
         self._has_finished = bytearray()
 
     def add(self, arrival_ns: int, token_ns: Int64, has_finished: bool) -> None:
@@ -43,7 +46,8 @@ class Samples:
     def latencies(self) -> "Latencies":
         """Of all requests until now."""
         arrival_ns, first_ns, last_ns, gaps, itl_ns = (
-            np.array(times, dtype=np.int64) for times in (self._arrival_ns, self._first_ns, self._last_ns, self._gaps, self._itl_ns)
+            np.array(times, dtype=np.int64)
+            for times in (self._arrival_ns, self._first_ns, self._last_ns, self._gaps, self._itl_ns)
         )
         finished = np.array(self._has_finished, dtype=bool)
         several = finished & (gaps > 0)
@@ -57,7 +61,8 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Samples in the order of their requests: `[requests with a token]`, `[gaps]`, `[finished, n > 1]`, `[finished]`."""
+    """Samples in the order of their requests: `[requests with a token]`, `[gaps]`, `[finished, n > 1]`,
+    `[finished]`."""
 
     ttft_ns: Int64
     itl_ns: Int64
@@ -68,6 +73,10 @@ class Latencies:
     def of_frame(cls, requests: "pd.DataFrame") -> "Latencies":
         """Samples of the table of a run's requests (see `results.load.Run.requests`)."""
         samples = Samples()
-        for arrival_ns, text, status in requests[["arrival_ns", "token_ns", "status"]].itertuples(index=False):
-            samples.add(arrival_ns, np.fromstring(text, dtype=np.int64, sep=" "), status == Status.FINISHED.value)
+        for arrival_ns, text, status in requests[["arrival_ns", "token_ns", "status"]].itertuples(
+            index=False
+        ):
+            samples.add(
+                arrival_ns, np.fromstring(text, dtype=np.int64, sep=" "), status == Status.FINISHED.value
+            )
         return samples.latencies()

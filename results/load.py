@@ -1,4 +1,5 @@
-"""A run directory read back: config and summary at once, requests as a table, batches in pieces. Writes nothing."""
+"""A run directory read back: config and summary at once, requests as a table, batches in pieces. Writes
+nothing."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from policies.core.engine.runlog import BATCH_COLUMNS, REQUEST_COLUMNS
 from policies.core.errors import InputError
-from policies.core.runlog import BATCH_COLUMNS, REQUEST_COLUMNS
 from results.batchlog import CONTRACT_COLUMNS, LoggedBatch, read_batches
 from results.identity import policy_label
 from results.metrics import LATENCIES, STATISTICS
@@ -22,10 +23,17 @@ BATCHES_PER_PIECE = 50_000
 NUMBER = (int, float)
 REQUIRED_KEYS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("policy", "model", "device", "workload", "world", "config_sha256", "status"), (str,)),
-    **dict.fromkeys(("prefill_chunk_size", "num_loops", "num_requests", "num_finished", "num_refused", "num_batches"), (int,)),
+    **dict.fromkeys(
+        ("prefill_chunk_size", "num_loops", "num_requests", "num_finished", "num_refused", "num_batches"),
+        (int,),
+    ),
     **dict.fromkeys(("first_arrival_ns", "duration_s", "device_idle_s"), NUMBER),
-    **dict.fromkeys(("request_throughput", "prompt_token_throughput", "output_token_throughput"), (*NUMBER, NoneType)),
-    **dict.fromkeys(("rows_per_recurrent_invocation", "gpu_busy_fraction", "limit_fraction"), (*NUMBER, NoneType)),
+    **dict.fromkeys(
+        ("request_throughput", "prompt_token_throughput", "output_token_throughput"), (*NUMBER, NoneType)
+    ),
+    **dict.fromkeys(
+        ("rows_per_recurrent_invocation", "gpu_busy_fraction", "limit_fraction"), (*NUMBER, NoneType)
+    ),
     **dict.fromkeys(("stages", *LATENCIES), (dict,)),
 }
 """What every summary has, and of which type."""
@@ -57,9 +65,18 @@ class Run:
         return int(self.summary["num_loops"])
 
     def requests(self) -> pd.DataFrame:
-        """`requests.csv`; times that never came are `<NA>`. Raises `InputError` when it is missing or not ours."""
+        """`requests.csv`; times that never came are `<NA>`. Raises `InputError` when it is missing or not
+        ours."""
         path = self.path / REQUESTS
-        numbers = ("request_id", "arrival_ns", "prompt_tokens", "output_tokens", "preemptions", "max_tokens", "priority")
+        numbers = (
+            "request_id",
+            "arrival_ns",
+            "prompt_tokens",
+            "output_tokens",
+            "preemptions",
+            "max_tokens",
+            "priority",
+        )
         times = ("first_scheduled_ns", "first_token_ns", "finished_ns")
         texts = ("status", "reason", "token_ns", "content")
         types = dict.fromkeys(numbers, "int64") | dict.fromkeys(times, "Int64") | dict.fromkeys(texts, "str")
@@ -79,8 +96,11 @@ class Run:
         """`batches.csv`, one batch at a time (see `results.batchlog.read_batches`)."""
         return read_batches(self.path / BATCHES)
 
-    def batch_frames(self, columns: Sequence[str] = BATCH_COLUMNS, num_batches: int = BATCHES_PER_PIECE) -> Iterator[pd.DataFrame]:
-        """`batches.csv` as tables of at most `num_batches` lines and the wanted columns, so that memory stays bounded."""
+    def batch_frames(
+        self, columns: Sequence[str] = BATCH_COLUMNS, num_batches: int = BATCHES_PER_PIECE
+    ) -> Iterator[pd.DataFrame]:
+        """`batches.csv` as tables of at most `num_batches` lines and the wanted columns, so that memory stays
+        bounded."""
         path = self.path / BATCHES
         _check_columns(path, CONTRACT_COLUMNS)
         try:
@@ -91,7 +111,8 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run directory. Raises `InputError`, one sentence, when it is missing, unfinished, corrupt or somebody else's."""
+    """Read a run directory. Raises `InputError`, one sentence, when it is missing, unfinished, corrupt or
+    somebody else's."""
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"{path}: no such directory, expected a run directory")
@@ -113,7 +134,8 @@ def load_run(path: str | Path) -> Run:
 
 
 def finished_summary(path: Path, input_sha256: str) -> dict[str, Any] | None:
-    """The summary of an earlier complete run in `path` with the same inputs, or None: what a resumed sweep asks before a cell."""
+    """The summary of an earlier complete run in `path` with the same inputs, or None: what a resumed sweep
+    asks before a cell."""
     try:
         summary: dict[str, Any] = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -123,9 +145,11 @@ def finished_summary(path: Path, input_sha256: str) -> dict[str, Any] | None:
 
 
 def find_runs(paths: Sequence[str | Path]) -> tuple[list[Run], list[Path]]:
-    """The runs at `paths`: run directories, packs (`results.pack`), or folders that hold some of either, in order of path.
+    """The runs at `paths`: run directories, packs (`results.pack`), or folders that hold some of either, in
+    order of path.
 
-    The second list holds unfinished runs found inside a folder. Raises `InputError` for a path with no run at all.
+    The second list holds unfinished runs found inside a folder. Raises `InputError` for a path with no run at
+    all.
     """
     runs: list[Run] = []
     unfinished: list[Path] = []
@@ -151,7 +175,9 @@ def _check_summary(summary: Any, path: Path) -> None:
         if not isinstance(summary, dict) or key not in summary:
             raise InputError(f"{path}: key {key} is missing")
         if not isinstance(summary[key], types):
-            raise InputError(f"{path}: {key}: {summary[key]!r}, expected {' or '.join(kind.__name__ for kind in types)}")
+            raise InputError(
+                f"{path}: {key}: {summary[key]!r}, expected {' or '.join(kind.__name__ for kind in types)}"
+            )
     for key in LATENCIES:
         if not all(isinstance(summary[key].get(name, ""), (*NUMBER, NoneType)) for name in STATISTICS):
             raise InputError(f"{path}: {key}: expected a number for each of {', '.join(STATISTICS)}")
@@ -168,7 +194,9 @@ def _check_columns(path: Path, expected: Sequence[str]) -> None:
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not a text file") from None
     if header[: len(expected)] != list(expected):
-        raise InputError(f"{path} line 1: columns start {','.join(header[:4])}, expected {','.join(expected)}")
+        raise InputError(
+            f"{path} line 1: columns start {','.join(header[:4])}, expected {','.join(expected)}"
+        )
 
 
 def _one_line(error: Exception) -> str:

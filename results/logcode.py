@@ -1,8 +1,10 @@
-"""The two tables of a run in fewer bytes, and back to the very same bytes: what a packed run holds instead of them.
+"""The two tables of a run in fewer bytes, and back to the very same bytes: what a packed run holds instead of
+them.
 
-A table becomes one part per column, so that a compressor meets like beside like. Of `batches.csv`, times are kept as differences
-that the device and the host really made (idle, duration, detection), and ranges by how far each request has moved; of
-`requests.csv`, token times by which batch delivered them. A table that does not come back byte for byte is kept as it is.
+A table becomes one part per column, so that a compressor meets like beside like. Of `batches.csv`, times are
+kept as differences that the device and the host really made (idle, duration, detection), and ranges by how
+far each request has moved; of `requests.csv`, token times by which batch delivered them. A table that does
+not come back byte for byte is kept as it is.
 """
 
 import csv
@@ -31,15 +33,22 @@ def decode_batches(parts: Mapping[str, bytes]) -> bytes:
     for part in sorted(parts):
         name, is_integers = part[3:-4], part.endswith(INTEGERS)
         columns[name] = _integers(parts[part]) if is_integers else parts[part].decode().split("\n")[:-1]
-    columns |= _add_times({name: column for name, column in columns.items() if isinstance(column, np.ndarray)})
+    columns |= _add_times(
+        {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+    )
     if "ranges" in columns:
-        columns["ranges"] = _moved(columns["ranges"], lambda start, last: start + last, lambda _, result: result)
-    texts = [map(str, column.tolist()) if isinstance(column, np.ndarray) else column for column in columns.values()]
+        columns["ranges"] = _moved(
+            columns["ranges"], lambda start, last: start + last, lambda _, result: result
+        )
+    texts = [
+        map(str, column.tolist()) if isinstance(column, np.ndarray) else column for column in columns.values()
+    ]
     return _lines([list(columns), *zip(*texts, strict=True)])
 
 
 def encode_requests(table: bytes, delivered_ns: Ints | None) -> Parts:
-    """Parts of a `requests.csv`. `delivered_ns` are the ends of the run's batches, None when they are not kept."""
+    """Parts of a `requests.csv`. `delivered_ns` are the ends of the run's batches, None when they are not
+    kept."""
     if delivered_ns is None:
         return {RAW: table}
     return _checked(
@@ -78,9 +87,13 @@ def _encode_batches(table: bytes) -> Parts:
     for name, texts in zip(header, zip(*rows, strict=True), strict=True):
         is_integers = all(text.removeprefix("-").isdigit() for text in texts)
         columns[name] = np.array(texts, dtype=np.int64) if is_integers else list(texts)
-    columns |= _subtract_times({name: column for name, column in columns.items() if isinstance(column, np.ndarray)})
+    columns |= _subtract_times(
+        {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+    )
     if "ranges" in columns:
-        columns["ranges"] = _moved(columns["ranges"], lambda start, last: start - last, lambda start, _: start)
+        columns["ranges"] = _moved(
+            columns["ranges"], lambda start, last: start - last, lambda start, _: start
+        )
     return {
         f"{at:02d}.{name}{INTEGERS if isinstance(column, np.ndarray) else TEXTS}": _bytes_of(column)
         for at, (name, column) in enumerate(columns.items())
@@ -88,16 +101,17 @@ def _encode_batches(table: bytes) -> Parts:
 
 
 def _subtract_times(columns: Mapping[str, Ints]) -> dict[str, Ints]:
-    """`TIMES` as differences: idle before the batch, its duration, its detection, and its forming after the last collection.
+    """`TIMES` as differences: idle before the batch, its duration, its detection, and its forming after the
+    last collection.
 
-    A batch formed at 50 when the last collected one was collected at 50, started at 70 after one that finished at 65, finished at
-    90 and collected at 93: submitted 0, started 5, finished 20, collected 3.
+    A batch formed at 50 when the last collected one was collected at 50, started at 70 after one that
+    finished at 65, finished at 90 and collected at 93: submitted 0, started 5, finished 20, collected 3.
     """
     seq, after_seq, submitted, started, finished, collected = (columns[name] for name in TIMES)
     before = np.concatenate(([0], finished[:-1]))
     differences = (
-        seq - np.arange(len(seq)), after_seq - seq, submitted - _collected_before(collected, after_seq), started - before,
-        finished - started, collected - finished,
+        seq - np.arange(len(seq)), after_seq - seq, submitted - _collected_before(collected, after_seq),
+        started - before, finished - started, collected - finished,
     )  # fmt: skip
     return dict(zip(TIMES, differences, strict=True))
 
@@ -108,7 +122,14 @@ def _add_times(columns: Mapping[str, Ints]) -> dict[str, Ints]:
     after_seq = after_seq + seq
     finished = np.cumsum(idle + duration)
     collected = finished + detection
-    times = (seq, after_seq, submitted + _collected_before(collected, after_seq), finished - duration, finished, collected)
+    times = (
+        seq,
+        after_seq,
+        submitted + _collected_before(collected, after_seq),
+        finished - duration,
+        finished,
+        collected,
+    )
     return dict(zip(TIMES, times, strict=True))
 
 
@@ -117,8 +138,11 @@ def _collected_before(collected: Ints, after_seq: Ints) -> Ints:
     return np.where(after_seq >= 0, collected[np.maximum(after_seq, 0)], 0)
 
 
-def _moved(ranges: Ints | list[str], change: Callable[[int, int], int], remember: Callable[[int, int], int]) -> list[str]:
-    """`ranges` with the start of every range changed by the request's last true start, which `remember(before, after)` picks."""
+def _moved(
+    ranges: Ints | list[str], change: Callable[[int, int], int], remember: Callable[[int, int], int]
+) -> list[str]:
+    """`ranges` with the start of every range changed by the request's last true start, which
+    `remember(before, after)` picks."""
     last: dict[str, int] = {}
     found = []
     for text in ranges:
@@ -145,7 +169,8 @@ def _retimed(table: bytes, change: Callable[[Ints], Ints]) -> bytes:
 
 
 def _batch_numbers(times: Ints, delivered_ns: Ints) -> Ints:
-    """Which batch ended at each of `times`, as steps from one token to the next. Raises `ValueError` when none did."""
+    """Which batch ended at each of `times`, as steps from one token to the next. Raises `ValueError` when
+    none did."""
     numbers = np.searchsorted(delivered_ns, times)
     if not np.array_equal(delivered_ns[numbers], times):
         raise ValueError("a token came between two batches")

@@ -1,4 +1,5 @@
-"""The numbers of `summary.json`, from records, the log's totals and the scheduler's peaks. Arithmetic: reads no file, writes none.
+"""The numbers of `summary.json`, from records, the log's totals and the scheduler's peaks. Arithmetic: reads
+no file, writes none.
 
 Definitions (times in ns of the run's own clock; "finished" counts requests that ended with their last token)
 
@@ -7,19 +8,23 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
     prompt_token_throughput       prompt tokens of finished requests / duration_s
     output_token_throughput       output tokens of finished requests / duration_s
     ttft_ms, itl_ms, tpot_ms, e2e_ms   see `results.latency`
-    queue_ms                      first scheduled - arrival, of every request that was scheduled and got a token
+    queue_ms                      first scheduled - arrival, of every request that got a token
     rows_per_recurrent_invocation sum over batches of loop_count x rows / sum of loop_count
-    num_cancelled                 requests whose client hung up first: what they got until then counts in ttft_ms, itl_ms and
-                                  queue_ms; tpot_ms, e2e_ms and the throughputs are of finished requests alone
+    num_cancelled                 requests whose client hung up first: what they got until then counts in
+                                  ttft_ms, itl_ms and queue_ms; tpot_ms, e2e_ms and the throughputs are of
+                                  finished requests alone
     gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
-    tokens_by_loops, loops_saved  decoded tokens (all but first ones) by the loops they ran, and the loops they did not run
+    tokens_by_loops, loops_saved  decoded tokens (all but first ones) by the loops they ran, and the loops
+                                  they did not run
     select_us, prepare_us         host time of a batch: choosing it; packing and launching it
-    limit_fraction                sum of physical limits / sum of device times; None when the backend told no limit
-    device_idle_s                 device time between batches; _host_s of it while the host chose, packed and launched the next
-                                  one, _launch_s from then to its start, the rest before (no work, or a host that collects)
+    limit_fraction                sum of physical limits / sum of device times; None without limits
+    device_idle_s                 device time between batches; _host_s of it while the host chose, packed and
+                                  launched the next one, _launch_s from then to its start, the rest before
+                                  (no work, or a host that collects)
 
-Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value at rank 0.99 x (n - 1), interpolated between
-neighbours. Of 1, 2, 3, 4 p50 is 2.5 and p90 is 3.7. Where there is no sample a figure is None, never NaN.
+Percentiles are numpy's `linear` method: of n sorted samples, p99 is the value at rank 0.99 x (n - 1),
+interpolated between neighbours. Of 1, 2, 3, 4 p50 is 2.5 and p90 is 3.7. Where there is no sample a figure is
+None, never NaN.
 """
 
 import math
@@ -32,10 +37,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.core.events import COMPONENTS
-from policies.core.request import Status
-from policies.core.runlog import BatchTotals, RequestRecord, StageTotals
-from policies.core.scheduler import Scheduler
+from policies.core.engine.runlog import BatchTotals, RequestRecord, StageTotals
+from policies.core.engine.scheduler import Scheduler
+from policies.core.seam.events import COMPONENTS
+from policies.core.seam.request import Status
 from results.identity import RunIdentity
 from results.latency import Samples
 
@@ -48,9 +53,10 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 class Peaks:
     """What only the scheduler knows at the end.
 
-    High-water marks; rows run for requests that had already ended or tokens that had already left the loop; decoded tokens by the
-    loops they ran (index 0 is not used); bytes moved to and from host memory for requests that gave way; blocks and tokens of
-    shared prefixes that were reused, their part of all whole blocks of the prompts that were let in, and blocks that gave up one.
+    High-water marks; rows run for requests that had already ended or tokens that had already left the loop;
+    decoded tokens by the loops they ran (index 0 is not used); bytes moved to and from host memory for
+    requests that were preempted; blocks and tokens of shared prefixes that were reused, their part of all
+    whole blocks of the prompts that were let in, and blocks that gave up one.
     """
 
     kv_blocks: int = 0
@@ -81,7 +87,8 @@ class Peaks:
 
 @dataclass(slots=True)
 class RequestTotals:
-    """Sums and samples over records, which are taken one after another and not kept: a run may have more than memory holds."""
+    """Sums and samples over records, which are taken one after another and not kept: a run may have more than
+    memory holds."""
 
     by_status: Counter[Status] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
@@ -112,7 +119,9 @@ class RequestTotals:
         elif status is Status.FINISHED:
             self.prompt_tokens += request.prompt_tokens
             self.output_tokens += record.output_tokens
-        self.samples.add(request.arrival_ns, np.frombuffer(record.token_ns, dtype=np.int64), status is Status.FINISHED)
+        self.samples.add(
+            request.arrival_ns, np.frombuffer(record.token_ns, dtype=np.int64), status is Status.FINISHED
+        )
 
 
 def summarize(
@@ -128,14 +137,18 @@ def summarize(
 ) -> dict[str, Any]:
     """Everything in `summary.json`, in its order; ready for JSON.
 
-    `records` are those of all requests that arrived, in that order, read once (after a full disk: those that it holds). `totals`
-    are the log's sums over batches.
-    `status` is how the run ended; a run that completes without one finished request is `failed`, because it shows nothing.
-    `skipped_rows` counts workload rows that were not run (failed rows of a trace). `extra` adds keys, for instance the executor's
+    `records` are those of all requests that arrived, in that order, read once (after a full disk: those that
+    it holds). `totals` are the log's sums over batches. `status` is how the run ended; a run that completes
+    without one finished request is `failed`, because it shows nothing. `skipped_rows` counts workload rows
+    that were not run (failed rows of a trace). `extra` adds keys, for instance the executor's
     `output_token_sha256`; it cannot replace one. Raises `ValueError` when it tries.
     """
     requests = RequestTotals.of(records)
-    by_status, num_requests, num_finished = requests.by_status, requests.by_status.total(), requests.by_status[Status.FINISHED]
+    by_status, num_requests, num_finished = (
+        requests.by_status,
+        requests.by_status.total(),
+        requests.by_status[Status.FINISHED],
+    )
     notes = list(notes)
     if status == "complete" and not num_finished:
         status = "failed"
@@ -168,7 +181,9 @@ def summarize(
         "e2e_ms": distribution(latencies.e2e_ns, 1e6),
         "queue_ms": distribution(np.array(requests.queue_ns, dtype=np.int64), 1e6),
         "num_batches": totals.num_batches,
-        "num_batches_by_stage": {str(stage): item.num_batches for stage, item in sorted(totals.by_stage.items())},
+        "num_batches_by_stage": {
+            str(stage): item.num_batches for stage, item in sorted(totals.by_stage.items())
+        },
         "recurrent_invocations": totals.recurrent_invocations,
         "rows_per_recurrent_invocation": ratio(totals.recurrent_rows, totals.recurrent_invocations),
         "gpu_busy_fraction": ratio(totals.device_ns, busy_span_ns),
@@ -181,7 +196,10 @@ def summarize(
         "peak_hidden_rows": peaks.hidden_rows,
         "surplus_rows": peaks.surplus_rows,
         "tokens_by_loops": {str(loops): count for loops, count in enumerate(peaks.tokens_by_loops) if count},
-        "loops_saved": sum((len(peaks.tokens_by_loops) - 1 - loops) * count for loops, count in enumerate(peaks.tokens_by_loops)),
+        "loops_saved": sum(
+            (len(peaks.tokens_by_loops) - 1 - loops) * count
+            for loops, count in enumerate(peaks.tokens_by_loops)
+        ),
         "preemptions": requests.preemptions,
         "swapped_bytes": peaks.swapped_bytes,
         "prefix_hit_blocks": peaks.prefix_hit_blocks,
@@ -200,8 +218,11 @@ def summarize(
 
 
 def stage_account(stage: StageTotals) -> dict[str, Any]:
-    """Where the time of one stage went: device and host seconds, the limit's share, and components where batches are split."""
-    components = {name: value / 1e9 for name, value in zip(COMPONENTS, stage.components_ns, strict=True) if value}
+    """Where the time of one stage went: device and host seconds, the limit's share, and components where
+    batches are split."""
+    components = {
+        name: value / 1e9 for name, value in zip(COMPONENTS, stage.components_ns, strict=True) if value
+    }
     return {
         "num_batches": stage.num_batches,
         "device_s": stage.device_ns / 1e9,
@@ -212,7 +233,8 @@ def stage_account(stage: StageTotals) -> dict[str, Any]:
 
 
 def distribution(samples: NDArray[np.int64] | NDArray[np.float64], unit: float) -> dict[str, float | None]:
-    """Mean, p50, p90, p95, p99 and max of `samples` (any order) divided by `unit`; all None when there is no sample."""
+    """Mean, p50, p90, p95, p99 and max of `samples` (any order) divided by `unit`; all None when there is no
+    sample."""
     if not len(samples):
         return dict.fromkeys(STATISTICS)
     p50, p90, p95, p99 = np.percentile(samples, (50, 90, 95, 99), method="linear").tolist()
@@ -221,13 +243,16 @@ def distribution(samples: NDArray[np.int64] | NDArray[np.float64], unit: float) 
 
 
 def counted_distribution(counts: Mapping[int, int], unit: float) -> dict[str, float | None]:
-    """Mean and p99 of samples counted by value, divided by `unit`, as of `distribution`: {2: 3, 7: 1} stands for 2, 2, 2, 7."""
+    """Mean and p99 of samples counted by value, divided by `unit`, as of `distribution`: {2: 3, 7: 1} stands
+    for 2, 2, 2, 7."""
     if not counts:
         return {"mean": None, "p99": None}
     values = np.array(sorted(counts), dtype=np.int64)
     ends = np.cumsum([counts[value] for value in values.tolist()])
     rank = 0.99 * (int(ends[-1]) - 1)
-    low, high = (float(values[np.searchsorted(ends, at, side="right")]) for at in (math.floor(rank), math.ceil(rank)))
+    low, high = (
+        float(values[np.searchsorted(ends, at, side="right")]) for at in (math.floor(rank), math.ceil(rank))
+    )
     mean = sum(value * count for value, count in counts.items()) / int(ends[-1])
     return {"mean": mean / unit, "p99": (low + (high - low) * (rank - math.floor(rank))) / unit}
 

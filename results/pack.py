@@ -1,8 +1,10 @@
-"""Runs as one file that is small enough to be kept: packed, and unpacked into run directories with the same logs, byte for byte.
+"""Runs as one file that is small enough to be kept: packed, and unpacked into run directories with the same
+logs, byte for byte.
 
-A pack is a `.tar.xz` with a folder per run: `config.yaml` (of its workload's files the names, no folders of the machine),
-`summary.json`, and, of every run or of the first of several repeats, `requests.csv` and `batches.csv` as `results.logcode` writes
-them. Output tokens stay as the SHA-256 in the summary; pictures and traces are left out, they can be made again.
+A pack is a `.tar.xz` with a folder per run: `config.yaml` (of its workload's files the names, no folders of
+the machine), `summary.json`, and, of every run or of the first of several repeats, `requests.csv` and
+`batches.csv` as `results.logcode` writes them. Output tokens stay as the SHA-256 in the summary; pictures and
+traces are left out, they can be made again.
 """
 
 import io
@@ -21,7 +23,14 @@ import yaml
 
 from policies.core.errors import InputError
 from results.identity import comparable
-from results.logcode import Parts, decode_batches, decode_requests, encode_batches, encode_requests, finished_ns
+from results.logcode import (
+    Parts,
+    decode_batches,
+    decode_requests,
+    encode_batches,
+    encode_requests,
+    finished_ns,
+)
 from results.rundir import BATCHES, CONFIG, MARKER, REQUESTS, SUMMARY
 
 if TYPE_CHECKING:
@@ -36,8 +45,9 @@ Logs = Literal["first", "all", "none"]
 def pack(runs: "Sequence[Run]", out: Path, logs: Logs = "first") -> None:
     """Write `runs` to the file `out`; the same runs give the same bytes.
 
-    `logs` says whose requests and batches are kept: of runs with one config and world (repeats) only the first's, everyone's, or
-    no one's. Raises `InputError` when a run has no log that should be kept, or `out` has another ending or cannot be written.
+    `logs` says whose requests and batches are kept: of runs with one config and world (repeats) only the
+    first's, everyone's, or no one's. Raises `InputError` when a run has no log that should be kept, or `out`
+    has another ending or cannot be written.
     """
     if not out.name.endswith(SUFFIX):
         raise InputError(f"{out}: expected a name that ends in {SUFFIX}")
@@ -65,7 +75,8 @@ def pack(runs: "Sequence[Run]", out: Path, logs: Logs = "first") -> None:
 
 
 def unpack(path: Path, folder: Path) -> list[Path]:
-    """Write every run of the pack at `path` as a run directory below `folder`; return them. Raises `InputError`."""
+    """Write every run of the pack at `path` as a run directory below `folder`; return them. Raises
+    `InputError`."""
     places = []
     try:
         for name, files in _runs_in(path):
@@ -77,7 +88,15 @@ def unpack(path: Path, folder: Path) -> list[Path]:
             places.append(place)
         if not places:
             raise ValueError("it holds no run")
-    except (tarfile.TarError, lzma.LZMAError, EOFError, ValueError, IndexError, KeyError, OverflowError) as error:
+    except (
+        tarfile.TarError,
+        lzma.LZMAError,
+        EOFError,
+        ValueError,
+        IndexError,
+        KeyError,
+        OverflowError,
+    ) as error:
         raise InputError(f"{path}: is not a whole pack of runs ({error})") from None
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from None
@@ -89,7 +108,8 @@ def is_pack(path: Path) -> bool:
 
 
 def unpacked(path: Path) -> Path:
-    """A folder with the run directories of the pack at `path`, there until the process ends; a pack is unpacked once."""
+    """A folder with the run directories of the pack at `path`, there until the process ends; a pack is
+    unpacked once."""
     return Path(_held(path.resolve()).name) / path.name.removesuffix(SUFFIX)
 
 
@@ -116,7 +136,10 @@ def _parts_of(run: "Run", keeps_logs: bool) -> Parts:
         except (ValueError, IndexError):
             raise InputError(f"{run.path / BATCHES}: is not a whole log of batches") from None
         if len(ends_ns) != run.summary["num_batches"]:
-            raise InputError(f"{run.path / BATCHES}: has {len(ends_ns)} batches, {SUMMARY} says {run.summary['num_batches']}")
+            raise InputError(
+                f"{run.path / BATCHES}: has {len(ends_ns)} batches, {SUMMARY} says "
+                f"{run.summary['num_batches']}"
+            )
         tables = {BATCHES: encode_batches(batches)}
         tables[REQUESTS] = encode_requests((run.path / REQUESTS).read_bytes(), ends_ns)
         parts |= {f"{table}/{part}": data for table, items in tables.items() for part, data in items.items()}
@@ -131,7 +154,9 @@ def _config_text(config: Mapping[str, Any]) -> str:
 def _runs_in(path: Path) -> Iterator[tuple[str, Parts]]:
     """(name, files by name within its folder) of every run, in the pack's order."""
     with lzma.open(path) as stream:
-        while stream.read(1 << 20):  # to the checksum at the end, so that of a damaged pack nothing is written
+        while stream.read(
+            1 << 20
+        ):  # to the checksum at the end, so that of a damaged pack nothing is written
             pass
     with tarfile.open(path, "r:xz") as archive:
         for name, members in groupby(archive, lambda member: member.name.partition("/")[0]):
@@ -141,14 +166,21 @@ def _runs_in(path: Path) -> Iterator[tuple[str, Parts]]:
                 table, _, part = file.partition("/")
                 is_ours = file in (CONFIG, SUMMARY) or (table in (REQUESTS, BATCHES) and part)
                 content = archive.extractfile(member) if member.isreg() else None
-                if content is None or place in ("", ".", "..") or not is_ours or file in files or member.size > MOST_BYTES:
+                if (
+                    content is None
+                    or place in ("", ".", "..")
+                    or not is_ours
+                    or file in files
+                    or member.size > MOST_BYTES
+                ):
                     raise ValueError(f"it holds {member.name!r}")
                 files[file] = content.read()
             yield name, files
 
 
 def _decoded(files: Parts) -> Parts:
-    """The files of a run directory, the summary last: without it a directory never looks whole. Raises for what was not packed."""
+    """The files of a run directory, the summary last: without it a directory never looks whole. Raises for
+    what was not packed."""
     tables: dict[str, Parts] = {REQUESTS: {}, BATCHES: {}}
     for name, data in files.items():
         table, _, part = name.partition("/")

@@ -1,10 +1,12 @@
-"""`trace.json.gz`: a run as Chrome trace events, which https://ui.perfetto.dev opens. Streamed: memory does not grow with the run.
+"""`trace.json.gz`: a run as Chrome trace events, which https://ui.perfetto.dev opens. Streamed: memory does
+not grow with the run.
 
-Process `device` has one track per depth and one each for the prelude (embedding) and the coda (LM head): one slice for every range
-at every depth it runs, named `r12 c3` for chunk 3 of request 12's prompt and `r12 @1034` for the decode row at position 1034.
-A batch of several loops is divided into that many equal parts, because the device reports the batch as a whole. Ranges of one batch
-share their time, so Perfetto draws them below one another. Counters tell prompt and decode rows per invocation and requests in
-service. Process `requests` has a slice per request from arrival to its end, with queue, prefill and decode inside it.
+Process `device` has one track per depth and one each for the prelude (embedding) and the coda (LM head): one
+slice for every range at every depth it runs, named `r12 c3` for chunk 3 of request 12's prompt and `r12
+@1034` for the decode row at position 1034. A batch of several loops is divided into that many equal parts,
+because the device reports the batch as a whole. Ranges of one batch share their time, so Perfetto draws them
+below one another. Counters tell prompt and decode rows per invocation and requests in service. Process
+`requests` has a slice per request from arrival to its end, with queue, prefill and decode inside it.
 """
 
 import gzip
@@ -14,8 +16,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from policies.core.batch import Stage
-from policies.core.runlog import RequestRecord
+from policies.core.engine.runlog import RequestRecord
+from policies.core.seam.batch import Stage
 from results.batchlog import LoggedBatch, LoggedRange
 
 MAX_BATCHES = 50_000
@@ -35,14 +37,18 @@ def write_trace(
     label: str = "",
     max_batches: int | None = MAX_BATCHES,
 ) -> int | None:
-    """Write the trace and return the number of batches in it when it was cut at `max_batches` (None: nothing was cut).
+    """Write the trace and return the number of batches in it when it was cut at `max_batches` (None: nothing
+    was cut).
 
-    A cut trace says so under `otherData` and with a mark at the cut, and leaves out requests that arrive after it. The same run
-    always gives the same bytes.
+    A cut trace says so under `otherData` and with a mark at the cut, and leaves out requests that arrive
+    after it. The same run always gives the same bytes.
     """
     cut: int | None = None
     end_ns = 0
-    with open(path, "wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=5, mtime=0) as file:
+    with (
+        open(path, "wb") as raw,
+        gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=5, mtime=0) as file,
+    ):
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         _write(file, _names(num_loops), first=True)
         origins: dict[int, int] = {}
@@ -68,7 +74,8 @@ def track(stage: str, depth: int) -> int:
 
 
 def range_name(item: LoggedRange, chunk_tokens: int, origin: int = 0) -> str:
-    """`r12 c3` for a range in chunk 3 of a prompt whose window starts at token `origin`, `r12 @1034` for a decode or coda row."""
+    """`r12 c3` for a range in chunk 3 of a prompt whose window starts at token `origin`, `r12 @1034` for a
+    decode or coda row."""
     if item.is_prompt:
         return f"r{item.request_id} c{(item.token_start - origin) // chunk_tokens}"
     return f"r{item.request_id} @{item.token_start}"
@@ -92,8 +99,9 @@ def _names(num_loops: int) -> Iterator[str]:
         yield f'{{"ph":"M","name":"process_name","pid":{pid},"args":{{"name":"{process}"}}}}'
         yield f'{{"ph":"M","name":"process_sort_index","pid":{pid},"args":{{"sort_index":{pid}}}}}'
     for tid in sorted(tracks):
-        yield f'{{"ph":"M","name":"thread_name","pid":{DEVICE_PID},"tid":{tid},"args":{{"name":"{tracks[tid]}"}}}}'
-        yield f'{{"ph":"M","name":"thread_sort_index","pid":{DEVICE_PID},"tid":{tid},"args":{{"sort_index":{tid}}}}}'
+        where = f'"pid":{DEVICE_PID},"tid":{tid}'
+        yield f'{{"ph":"M","name":"thread_name",{where},"args":{{"name":"{tracks[tid]}"}}}}'
+        yield f'{{"ph":"M","name":"thread_sort_index",{where},"args":{{"sort_index":{tid}}}}}'
 
 
 def _batch_events(batch: LoggedBatch, chunk_tokens: int, origins: dict[int, int]) -> Iterator[str]:
@@ -101,13 +109,15 @@ def _batch_events(batch: LoggedBatch, chunk_tokens: int, origins: dict[int, int]
     named = []
     for item in ranges:
         origin = origins.setdefault(item.request_id, item.token_start)
-        args = f'"batch":{batch.seq},"stage":"{item.stage}","tokens":{item.token_count},"token_start":{item.token_start}'
+        span = f'"tokens":{item.token_count},"token_start":{item.token_start}'
+        args = f'"batch":{batch.seq},"stage":"{item.stage}",{span}'
         named.append((range_name(item, chunk_tokens, origin), args, item))
     prompt_rows = sum(item.token_count for item in ranges if item.is_prompt)
     for part, (start_ns, end_ns) in enumerate(batch.invocations()):
         if batch.loop_count:
             rows = f'"prompt":{prompt_rows},"decode":{batch.rows - prompt_rows}'
-            yield f'{{"ph":"C","name":"rows per invocation","pid":{DEVICE_PID},"ts":{_us(start_ns)},"args":{{{rows}}}}}'
+            where = f'"pid":{DEVICE_PID},"ts":{_us(start_ns)}'
+            yield f'{{"ph":"C","name":"rows per invocation",{where},"args":{{{rows}}}}}'
         when = f'"ts":{_us(start_ns)},"dur":{_us(end_ns - start_ns)}'
         for name, args, item in named:
             depth = item.depth + part
@@ -119,11 +129,13 @@ def _batch_events(batch: LoggedBatch, chunk_tokens: int, origins: dict[int, int]
 
 def _cut_mark(batch: LoggedBatch, cut: int) -> Iterator[str]:
     name = f"trace cut after {cut} batches; the rest is in batches.csv"
-    yield f'{{"ph":"i","s":"g","name":"{name}","pid":{DEVICE_PID},"tid":{PRELUDE_TID},"ts":{_us(batch.started_ns)}}}'
+    where = f'"pid":{DEVICE_PID},"tid":{PRELUDE_TID},"ts":{_us(batch.started_ns)}'
+    yield f'{{"ph":"i","s":"g","name":"{name}",{where}}}'
 
 
 def _request_events(records: Iterable[RequestRecord], until_ns: int | None) -> Iterator[Iterable[str]]:
-    """Nested async slices, request by request, and the number of them in service (first scheduled to finished) as a counter.
+    """Nested async slices, request by request, and the number of them in service (first scheduled to
+    finished) as a counter.
 
     Slices that end after `until_ns` are drawn to their real end; requests that arrive after it are left out.
     """
@@ -137,11 +149,14 @@ def _request_events(records: Iterable[RequestRecord], until_ns: int | None) -> I
             if record.finished_ns is not None:
                 ended_ns.append(record.finished_ns)
         yield _slices(record)
-    steps = heapq.merge(((time_ns, -1) for time_ns in sorted(ended_ns)), ((time_ns, 1) for time_ns in sorted(scheduled_ns)))
+    steps = heapq.merge(
+        ((time_ns, -1) for time_ns in sorted(ended_ns)), ((time_ns, 1) for time_ns in sorted(scheduled_ns))
+    )
     running = 0
     for time_ns, step in steps:
         running += step
-        yield (f'{{"ph":"C","name":"requests in service","pid":{DEVICE_PID},"ts":{_us(time_ns)},"args":{{"requests":{running}}}}}',)
+        where = f'"pid":{DEVICE_PID},"ts":{_us(time_ns)}'
+        yield (f'{{"ph":"C","name":"requests in service",{where},"args":{{"requests":{running}}}}}',)
 
 
 def _slices(record: RequestRecord) -> Iterator[str]:

@@ -1,6 +1,8 @@
-"""What a simulated run knows of the measured runs it stands for: replays of their decisions, and predicted times of their batches.
+"""What a simulated run knows of the measured runs it stands for: replays of their decisions, and predicted
+times of their batches.
 
-`replay.json` and `predicted.csv` lie in the simulated run's directory beside what every run has. Format only: `sim` fills them.
+`replay.json` and `predicted.csv` lie in the simulated run's directory beside what every run has. Format only:
+`sim` fills them.
 """
 
 import csv
@@ -12,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from policies.core.errors import InputError
-from policies.core.events import COMPONENTS
+from policies.core.seam.events import COMPONENTS
 from results.rundir import PREDICTED, REPLAY
 
 PREDICTED_COLUMNS = ("seq", "select_ns", "host_ns", "device_ns", *(f"{name}_ns" for name in COMPONENTS))
@@ -20,7 +22,8 @@ PREDICTED_COLUMNS = ("seq", "select_ns", "host_ns", "device_ns", *(f"{name}_ns" 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The verdict on the decisions of one measured run: its name, how many batches were decided alike, the first difference."""
+    """The verdict on the decisions of one measured run: its name, how many batches were decided alike, the
+    first difference."""
 
     run: str
     num_batches: int
@@ -33,14 +36,17 @@ def write_replays(folder: Path, replays: Sequence[Replay]) -> None:
 
 
 def read_replays(folder: Path) -> list[Replay]:
-    """The verdicts beside a simulated run, none when nothing was replayed. Raises `InputError` for a file that is not ours."""
+    """The verdicts beside a simulated run, none when nothing was replayed. Raises `InputError` for a file
+    that is not ours."""
     path = folder / REPLAY
     if not path.is_file():
         return []
     try:
         return [Replay(**item) for item in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: is not what `sim predict` writes ({' '.join(str(error).split())})") from None
+        raise InputError(
+            f"{path}: is not what `sim predict` writes ({' '.join(str(error).split())})"
+        ) from None
 
 
 def write_predictions(folder: Path, rows: Iterable[Sequence[int]]) -> None:
@@ -52,11 +58,14 @@ def write_predictions(folder: Path, rows: Iterable[Sequence[int]]) -> None:
 
 
 def read_predictions(folder: Path) -> pd.DataFrame | None:
-    """`predicted.csv` of a simulated run, one line per batch of the measured run, or None. Raises `InputError`."""
+    """`predicted.csv` of a simulated run, one line per batch of the measured run, or None. Raises
+    `InputError`."""
     path = folder / PREDICTED
     if not path.is_file():
         return None
     try:
         return pd.read_csv(path, usecols=list(PREDICTED_COLUMNS), dtype="int64")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: is not what `sim predict` writes ({' '.join(str(error).split())})") from None
+        raise InputError(
+            f"{path}: is not what `sim predict` writes ({' '.join(str(error).split())})"
+        ) from None

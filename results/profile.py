@@ -1,4 +1,5 @@
-"""The profile of a device: what batches cost, one line per measured case, as one CSV under a header of `# key: value` lines.
+"""The profile of a device: what batches cost, one line per measured case, as one CSV under a header of `#
+key: value` lines.
 
 The executor writes it, the simulator fits it; both only meet here. The columns are a contract:
 
@@ -6,17 +7,17 @@ The executor writes it, the simulator fits it; both only meet here. The columns 
 |---|---|
 | `kind` | what the case isolates, see `KINDS` |
 | `case` | a name for people |
-| `stage`, `loop_count`, `rows`, `ranges` | the batch, as `batches.csv` has it; blank where no batch was run (`gap`) |
+| `stage`, `loop_count`, `rows`, `ranges` | the batch, as `batches.csv` has it; blank for a `gap` |
 | `n` | measurements behind the medians |
-| `device_ns`, `device_p10_ns`, `device_p90_ns` | device time, launched while another batch kept it busy; of a `gap` its length |
-| `idle_device_ns` | the same, median, launched on an idle device: part of the launch counts, because the device waits for it |
+| `device_ns`, `device_p10_ns`, `device_p90_ns` | device time behind another batch; of a `gap` its length |
+| `idle_device_ns` | median, launched on an idle device, which waits for part of the launch |
 | `select_ns` | the engine's choice of the batch, median |
-| `prepare_ns`, `launch_ns`, `host_p90_ns` | host: packing the batch; handing it to the device; 90th percentile of their sum |
+| `prepare_ns`, `launch_ns`, `host_p90_ns` | host: packing; launching; 90th percentile of their sum |
 | `clock_mhz`, `temperature_c` | of the device, under the load of the cases measured together with this one |
 
-Blank means not measured. A case may have several lines, one for each visit at another time and in other company; readers get them
-as one row. The last line is `# complete: N lines`; without it the file is part of a profile, which only a resumed profiling run
-accepts.
+Blank means not measured. A case may have several lines, one for each visit at another time and in other
+company; readers get them as one row. The last line is `# complete: N lines`; without it the file is part of a
+profile, which only a resumed profiling run accepts.
 """
 
 import csv
@@ -30,38 +31,52 @@ from pathlib import Path
 from statistics import median_low
 from typing import TextIO
 
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
 from policies.core.errors import InputError
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
 from results.batchlog import parse_ranges
 
 SCHEMA = "1"
 KINDS = {
-    "linear": "a recurrent batch whose rows see as little context as they can (ranges of up to 16 tokens from position 0)",
+    "linear": (
+        "a recurrent batch whose rows see as little context as they can (ranges of up to 16 tokens from "
+        "position 0)"
+    ),
     "attention": "a recurrent batch of few rows over long context, or of many rows in one range",
     "prelude": "embedding sampled tokens",
     "coda": "LM head and sampling",
     "staging": "embedding prompt ranges into the hidden ring",
-    "copies": "LAST_EXITED copies of K/V of rows that leave after their range's depth; the kernel alone, loop_count 0",
+    "copies": (
+        "LAST_EXITED copies of K/V of rows that leave after their range's depth; the kernel alone, "
+        "loop_count 0"
+    ),
     "batch": "a batch that a policy formed on a serving workload",
-    "host": "batches of real runs with the same stage, loop count and number of ranges; `ranges` shows one of them",
+    "host": (
+        "batches of real runs with the same stage, loop count and number of ranges; `ranges` shows one of "
+        "them"
+    ),
     "gap": "time between two things in real runs; `case` says which",
 }
 GAPS = {
     "device_gap": "from a batch's end to the start of the next, which was queued",
     "collect": "from a batch's end until the waiting host noticed",
-    "after_collect": "from collecting a batch until the next is being chosen, what is between choosing and preparing included",
+    "after_collect": (
+        "from collecting a batch until the next is being chosen, what is between choosing and preparing "
+        "included"
+    ),
     "after_submit": "from handing a batch over until the next is being chosen, likewise",
     "mark": "from having prepared a batch to its start on an idle device",
 }
-"""What was seen between batches, by name. The case of a `gap` is the run it was seen in, a colon, and one of these texts."""
+"""What was seen between batches, by name. The case of a `gap` is the run it was seen in, a colon, and one of
+these texts."""
 HEADER_KEYS = (
-    "schema", "mode", "seed", "date", "commit", "gpu", "driver", "python", "torch", "cuda", "triton", "model", "dtype",
-    "kernel_sha256", "cuda_graphs", "block_size", "row_buckets", "tile_rows", "tile_keys", "split_keys", "attention_slots",
-    "attention_partials", "attention_spare_items",
+    "schema", "mode", "seed", "date", "commit", "gpu", "driver", "python", "torch", "cuda", "triton", "model",
+    "dtype", "kernel_sha256", "cuda_graphs", "block_size", "row_buckets", "tile_rows", "tile_keys",
+    "split_keys", "attention_slots", "attention_partials", "attention_spare_items",
 )  # fmt: skip
-"""Every profile has all of them; a value may be blank. From `row_buckets` on they are what a batch's shape is rounded to: row
-counts of the captured programs and heights of query tiles (blank-separated, ascending), keys of a history tile and of a split, work
-units of attention that run at once, and the room for splits: rows of partial results, items beyond one for each bucket row."""
+"""Every profile has all of them; a value may be blank. From `row_buckets` on they are what a batch's shape is
+rounded to: row counts of the captured programs and heights of query tiles (blank-separated, ascending), keys
+of a history tile and of a split, work units of attention that run at once, and the room for splits: rows of
+partial results, items beyond one for each bucket row."""
 COMPLETE = "# complete: "
 
 
@@ -97,11 +112,20 @@ class ProfileRow:
         if self.stage is None or self.loop_count is None:
             raise ValueError(f"profile row {self.case!r} of kind {self.kind} has no batch")
         ranges = tuple(
-            ScheduledRange(item.request_id, Stage(item.stage), item.depth, item.token_start, item.token_count, item.token_start)
+            ScheduledRange(
+                item.request_id,
+                Stage(item.stage),
+                item.depth,
+                item.token_start,
+                item.token_count,
+                item.token_start,
+            )
             for item in parse_ranges(self.ranges)
         )
         rows = sum(item.token_count for item in ranges)
-        return ExecutionBatch(0, self.stage, self.loop_count, ranges, rows, len({item.request_id for item in ranges}), 0, -1)
+        return ExecutionBatch(
+            0, self.stage, self.loop_count, ranges, rows, len({item.request_id for item in ranges}), 0, -1
+        )
 
     def fields(self) -> list[str]:
         """The row as CSV fields in the order of `COLUMNS`."""
@@ -114,7 +138,8 @@ NUMBER_COLUMNS = tuple(name for name in COLUMNS if name not in ("kind", "case", 
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile read back. `is_complete` is False for the beginning of one, which only `read_part` returns."""
+    """A profile read back. `is_complete` is False for the beginning of one, which only `read_part`
+    returns."""
 
     path: Path
     header: Mapping[str, str]
@@ -134,7 +159,8 @@ class Profile:
 
 
 def merged(visits: Sequence[ProfileRow]) -> ProfileRow:
-    """One row of several visits to a case: medians, the lowest 10th and the highest 90th percentiles, the sum of `n`."""
+    """One row of several visits to a case: medians, the lowest 10th and the highest 90th percentiles, the sum
+    of `n`."""
     choices: dict[str, Callable[[Sequence[int]], int]] = {
         "n": sum, "device_p10_ns": min, "device_p90_ns": max, "host_p90_ns": max,
     }  # fmt: skip
@@ -146,18 +172,20 @@ def merged(visits: Sequence[ProfileRow]) -> ProfileRow:
 
 
 def read_profile(path: Path) -> Profile:
-    """The whole profile at `path`. Raises `InputError` for another schema, a missing key, a bad or a missing line."""
+    """The whole profile at `path`. Raises `InputError` for another schema, a missing key, a bad or a missing
+    line."""
     profile = read_part(path)
     if not profile.is_complete:
         raise InputError(
-            f"{path}: ends after {len(profile.lines)} lines without `{COMPLETE}N lines`, expected a whole profile: it was cut, or "
-            "is not finished (the same `executor profile` command goes on from here)"
+            f"{path}: ends after {len(profile.lines)} lines without `{COMPLETE}N lines`, expected a whole "
+            "profile: it was cut, or is not finished (the same `executor profile` command goes on from here)"
         )
     return profile
 
 
 def read_part(path: Path) -> Profile:
-    """What there is of a profile; a last line that was not written to its end is left out. Otherwise like `read_profile`."""
+    """What there is of a profile; a last line that was not written to its end is left out. Otherwise like
+    `read_profile`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -172,9 +200,14 @@ def read_part(path: Path) -> Profile:
     if body[:1] != [",".join(COLUMNS)]:
         raise InputError(f"{path} line {num_header + 1}: expected the columns {','.join(COLUMNS)}")
     is_complete = body[-1].startswith(COMPLETE)
-    measured = tuple(_row(line, path, num_header + at) for at, line in enumerate(body[1 : len(body) - is_complete], start=2))
+    measured = tuple(
+        _row(line, path, num_header + at)
+        for at, line in enumerate(body[1 : len(body) - is_complete], start=2)
+    )
     if is_complete and body[-1] != f"{COMPLETE}{len(measured)} lines":
-        raise InputError(f"{path}: has {len(measured)} lines, its last one says {body[-1].removeprefix(COMPLETE)!r}")
+        raise InputError(
+            f"{path}: has {len(measured)} lines, its last one says {body[-1].removeprefix(COMPLETE)!r}"
+        )
     return Profile(path, header, measured, is_complete)
 
 
@@ -185,10 +218,15 @@ def _header(lines: Iterable[str], path: Path) -> dict[str, str]:
         if colon:
             header[key.strip()] = value.strip()
     if header.get("schema", SCHEMA) != SCHEMA:
-        raise InputError(f"{path}: profile schema {header['schema']}, expected {SCHEMA}: profile the device again")
+        raise InputError(
+            f"{path}: profile schema {header['schema']}, expected {SCHEMA}: profile the device again"
+        )
     missing = [key for key in HEADER_KEYS if key not in header]
     if missing:
-        raise InputError(f"{path}: the header has no `# {missing[0]}: ...` line, expected a profile written by `executor profile`")
+        raise InputError(
+            f"{path}: the header has no `# {missing[0]}: ...` line, expected a profile written by `executor "
+            "profile`"
+        )
     return header
 
 
@@ -205,7 +243,11 @@ def _row(line: str, path: Path, number: int) -> ProfileRow:
         if negative is not None:
             raise ValueError(f"{negative}: {numbers[negative]}, expected at least 0")
         row = ProfileRow(
-            named["kind"], named["case"], Stage(named["stage"]) if named["stage"] else None, ranges=named["ranges"], **numbers
+            named["kind"],
+            named["case"],
+            Stage(named["stage"]) if named["stage"] else None,
+            ranges=named["ranges"],
+            **numbers,
         )
         if row.stage is not None and row.batch().rows != row.rows:
             raise ValueError(f"{row.rows} rows, its ranges have {row.batch().rows}")
@@ -215,10 +257,11 @@ def _row(line: str, path: Path, number: int) -> ProfileRow:
 
 
 class ProfileWriter:
-    """Writes a profile, every line safe on disk once `append` returns. `lines` begins with those that were there before.
+    """Writes a profile, every line safe on disk once `append` returns. `lines` begins with those that were
+    there before.
 
-    Use as a context manager, `append` what `visits` does not count yet, and `finish` at the end; a profile that `is_complete`
-    takes no more.
+    Use as a context manager, `append` what `visits` does not count yet, and `finish` at the end; a profile
+    that `is_complete` takes no more.
     """
 
     def __init__(self, path: Path, header: Mapping[str, str], resumes: frozenset[str]) -> None:
@@ -235,7 +278,8 @@ class ProfileWriter:
             for key in HEADER_KEYS:
                 if key in resumes and part.header[key] != header[key]:
                     raise InputError(
-                        f"{path}: was begun with {key} {part.header[key]!r} and this is {header[key]!r}: choose another --out"
+                        f"{path}: was begun with {key} {part.header[key]!r} and this is {header[key]!r}: "
+                        "choose another --out"
                     )
             header, self.lines, self.is_complete = part.header, list(part.lines), part.is_complete
         self._visits = Counter(line.key for line in self.lines)

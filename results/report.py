@@ -1,4 +1,5 @@
-"""One self-contained HTML page about several runs: table, pictures, configs, provenance. No file beside it, no network."""
+"""One self-contained HTML page about several runs: table, pictures, configs, provenance. No file beside it,
+no network."""
 
 import base64
 import html
@@ -18,27 +19,32 @@ from results.table import COLUMNS, table_lines
 
 MAX_PANELS = 8
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #fff; margin: 2rem auto; max-width: 1240px;
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #fff;
+       margin: 2rem auto; max-width: 1240px;
        padding: 0 1rem }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #e5e7eb }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: 12.5px; white-space: nowrap }
 th { text-align: right; font-weight: 600; color: #4b5563; vertical-align: bottom }
 td { text-align: right; font-variant-numeric: tabular-nums }
-th, td { padding: .22rem .55rem; border-bottom: 1px solid #f3f4f6 } tr.first td { border-top: 2px solid #d1d5db }
+th, td { padding: .22rem .55rem; border-bottom: 1px solid #f3f4f6 }
+tr.first td { border-top: 2px solid #d1d5db }
 .name { text-align: left } .best { font-weight: 700; color: #15803d } img { max-width: 100%; margin: .6rem 0 }
-pre { background: #f9fafb; padding: .8rem; overflow-x: auto; font-size: 12px } summary { cursor: pointer } .note { color: #6b7280 }
+pre { background: #f9fafb; padding: .8rem; overflow-x: auto; font-size: 12px }
+summary { cursor: pointer } .note { color: #6b7280 }
 """
 
 
 def write_report(runs: Sequence[Run], path: Path, unfinished: Sequence[Path] = ()) -> None:
-    """Write the page to `path`, naming the `unfinished` run directories. Raises `InputError` when it cannot be written."""
+    """Write the page to `path`, naming the `unfinished` run directories. Raises `InputError` when it cannot
+    be written."""
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Runs</title><style>{STYLE}</style>",
         f"<h1>{len(runs)} run{'s' if len(runs) != 1 else ''}: {_names(runs)}</h1>",
         "<h2>Comparison</h2>",
         _table(runs),
-        "<p class='note'>Green: best of its workload. Latencies in ms. Percentiles interpolate linearly between ranks. "
-        "Rows per invocation: rows summed over recurrent invocations, divided by their number.</p>",
+        "<p class='note'>Green: best of its workload. Latencies in ms. Percentiles interpolate linearly "
+        "between ranks. Rows per invocation: rows summed over recurrent invocations, divided by their "
+        "number.</p>",
     ]
     with tempfile.TemporaryDirectory() as folder:
         parts += _pictures(runs, Path(folder))
@@ -57,13 +63,18 @@ def _names(runs: Sequence[Run]) -> str:
 
 def _table(runs: Sequence[Run]) -> str:
     heads = "".join(f"<th class='name'>{name}</th>" for name in ("workload", "policy", "chunk", "requests"))
-    heads += "".join(f"<th>{html.escape(column.head)}<br>{html.escape(column.unit)}</th>" for column in COLUMNS)
+    heads += "".join(
+        f"<th>{html.escape(column.head)}<br>{html.escape(column.unit)}</th>" for column in COLUMNS
+    )
     rows, previous = [], None
     for line in table_lines([run.summary for run in runs]):
         names = "".join(
-            f"<td class='name'>{html.escape(text)}</td>" for text in (line.workload, line.policy, line.chunk, line.requests)
+            f"<td class='name'>{html.escape(text)}</td>"
+            for text in (line.workload, line.policy, line.chunk, line.requests)
         )
-        cells = "".join(f"<td{' class=best' if is_best else ''}>{html.escape(text)}</td>" for text, is_best in line.cells)
+        cells = "".join(
+            f"<td{' class=best' if is_best else ''}>{html.escape(text)}</td>" for text, is_best in line.cells
+        )
         rows.append(f"<tr{' class=first' if line.workload != previous else ''}>{names}{cells}</tr>")
         previous = line.workload
     return f"<div class='wide'><table><tr>{heads}</tr>{''.join(rows)}</table></div>"
@@ -79,7 +90,9 @@ def _pictures(runs: Sequence[Run], folder: Path) -> list[str]:
         parts.append(f"<h2>{html.escape(workload)}</h2>")
         plot_latency_cdfs(mine, file)
         parts.append(_inline(file, f"latency distributions on {workload}"))
-        shown = typical_runs([run for run in mine if (run.path / BATCHES).is_file() and run.summary["num_batches"]])
+        shown = typical_runs(
+            [run for run in mine if (run.path / BATCHES).is_file() and run.summary["num_batches"]]
+        )
         if shown:
             plot_rows(shown, file)
             parts.append(_inline(file, f"rows per invocation over time on {workload}"))
@@ -90,12 +103,15 @@ def _pictures(runs: Sequence[Run], folder: Path) -> list[str]:
 
 
 def typical_runs(runs: Sequence[Run]) -> list[Run]:
-    """The runs to set side by side: the chunk size that most policies ran, the smallest of equals; at most `MAX_PANELS`."""
+    """The runs to set side by side: the chunk size that most policies ran, the smallest of equals; at most
+    `MAX_PANELS`."""
     if not runs:
         return []
     counts = Counter(run.chunk_tokens for run in runs)
     chunk = min(counts, key=lambda size: (-counts[size], size))
-    return sorted((run for run in runs if run.chunk_tokens == chunk), key=lambda run: policy_order(run.policy))[:MAX_PANELS]
+    return sorted(
+        (run for run in runs if run.chunk_tokens == chunk), key=lambda run: policy_order(run.policy)
+    )[:MAX_PANELS]
 
 
 def _inline(file: Path, alternative: str) -> str:
@@ -112,14 +128,19 @@ def _provenance(runs: Sequence[Run], unfinished: Sequence[Path]) -> list[str]:
         summary = run.summary
         world = "simulated" if summary.get("world") == "sim" else "measured"
         facts = [
-            f"{world}, {summary['status']}, {summary['num_requests']} requests, {summary['num_batches']} batches",
+            f"{world}, {summary['status']}, {summary['num_requests']} requests, {summary['num_batches']} "
+            "batches",
             f"config SHA-256 {str(summary.get('config_sha256', ''))[:12]}",
         ]
         if summary.get("skipped_rows"):
             facts.append(f"{summary['skipped_rows']} workload rows skipped")
-        facts += [f"refused {count}: {reason}" for reason, count in summary.get("refusal_reasons", {}).items()]
+        facts += [
+            f"refused {count}: {reason}" for reason, count in summary.get("refusal_reasons", {}).items()
+        ]
         facts += [str(note) for note in summary.get("notes", ())]
         text = "<br>".join(html.escape(fact) for fact in facts)
         config = html.escape(yaml.safe_dump(dict(run.config), sort_keys=False))
-        parts.append(f"<details><summary>{html.escape(str(run.path))}</summary><p>{text}</p><pre>{config}</pre></details>")
+        parts.append(
+            f"<details><summary>{html.escape(str(run.path))}</summary><p>{text}</p><pre>{config}</pre></details>"
+        )
     return parts

@@ -1,8 +1,10 @@
-"""`requests.csv`, written while a run goes on and read back as a stream: one record at a time, whatever the size of the file.
+"""`requests.csv`, written while a run goes on and read back as a stream: one record at a time, whatever the
+size of the file.
 
-One line per request in order of arrival, as `RequestRecord.number` counts it; a time that never came is empty. `token_ns` is the
-delivery time of every token, joined by spaces; `content` is `tokens:id id id` where a prompt has content ids. Until its run has
-ended the file holds the requests that have, in the order in which they did.
+One line per request in order of arrival, as `RequestRecord.number` counts it; a time that never came is
+empty. `token_ns` is the delivery time of every token, joined by spaces; `content` is `tokens:id id id` where
+a prompt has content ids. Until its run has ended the file holds the requests that have, in the order in which
+they did.
 """
 
 import csv
@@ -14,14 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
+from policies.core.engine.runlog import REQUEST_COLUMNS, RequestRecord
 from policies.core.errors import InputError
-from policies.core.request import Request, Status
-from policies.core.runlog import REQUEST_COLUMNS, RequestRecord
+from policies.core.seam.request import Request, Status
 from results.files import GrowingFile, drafted
 
 
 class RequestFile:
-    """`path` while it is being written: `write` takes each record that has ended, `finish` those that have not.
+    """`path` while it is being written: `write` takes each record that has ended, `finish` those that have
+    not.
 
     The line of columns is on the disk from the beginning: a file that holds no request can be read, too.
     """
@@ -42,7 +45,8 @@ class RequestFile:
     def finish(self, unfinished: Iterable[RequestRecord]) -> None:
         """Write `unfinished`, close the file, and put its lines in order of arrival.
 
-        Raises `WriteError` when the disk does not take it all: then the file holds what it took, in whole lines and in no order.
+        Raises `WriteError` when the disk does not take it all: then the file holds what it took, in whole
+        lines and in no order.
         """
         try:
             for record in unfinished:
@@ -93,7 +97,8 @@ def request_row(record: RequestRecord) -> tuple[object, ...]:
 def read_requests(path: Path) -> Iterator[RequestRecord]:
     """Every record of a `requests.csv` with today's columns, in its order; its line counts for its `number`.
 
-    Raises `InputError` naming file and line when the file is missing, has other columns, or holds a line that is no request.
+    Raises `InputError` naming file and line when the file is missing, has other columns, or holds a line that
+    is no request.
     """
     csv.field_size_limit(sys.maxsize)  # the token times of one long request are more than csv's 128 KiB
     try:
@@ -101,7 +106,9 @@ def read_requests(path: Path) -> Iterator[RequestRecord]:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             if tuple(header) != REQUEST_COLUMNS:
-                raise InputError(f"{path} line 1: columns {','.join(header)}, expected {','.join(REQUEST_COLUMNS)}")
+                raise InputError(
+                    f"{path} line 1: columns {','.join(header)}, expected {','.join(REQUEST_COLUMNS)}"
+                )
             for number, fields in enumerate(reader):
                 try:
                     yield _record(fields, number)
@@ -117,12 +124,20 @@ def _record(fields: list[str], number: int) -> RequestRecord:
     if len(fields) != len(REQUEST_COLUMNS):
         raise ValueError(f"{len(fields)} fields, expected {len(REQUEST_COLUMNS)}")
     (
-        request_id, arrival_ns, prompt_tokens, _, status, first_scheduled_ns, _, finished_ns, preemptions, max_tokens, priority,
-        reason, token_ns, content,
+        request_id, arrival_ns, prompt_tokens, _, status, first_scheduled_ns, _, finished_ns, preemptions,
+        max_tokens, priority, reason, token_ns, content,
     ) = fields  # fmt: skip
     content_ids, content_tokens = parse_content(content)
     return RequestRecord(
-        Request(int(request_id), int(arrival_ns), int(prompt_tokens), int(max_tokens), int(priority), content_ids, content_tokens),
+        Request(
+            int(request_id),
+            int(arrival_ns),
+            int(prompt_tokens),
+            int(max_tokens),
+            int(priority),
+            content_ids,
+            content_tokens,
+        ),
         number,
         Status(status),
         int(first_scheduled_ns) if first_scheduled_ns else None,

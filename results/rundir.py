@@ -1,7 +1,8 @@
-"""A run directory while it is being written. `summary.json` comes last and in one step, so an unfinished run never looks whole.
+"""A run directory while it is being written. `summary.json` comes last and in one step, so an unfinished run
+never looks whole.
 
-Layout: `config.yaml`, `batches.csv` and `requests.csv` (both streamed), `trace.json.gz`, `plots/*.png`, `summary.json`. Reading one
-back is `results.load`.
+Layout: `config.yaml`, `batches.csv` and `requests.csv` (both streamed), `trace.json.gz`, `plots/*.png`,
+`summary.json`. Reading one back is `results.load`.
 """
 
 import fcntl
@@ -24,7 +25,8 @@ from results.requestlog import RequestFile
 RUNS_ROOT = Path("results/runs")
 MARKER = "# The resolved configuration of one run; `results` wrote it and knows its directory by this line.\n"
 CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS, REPLAY, PREDICTED = (
-    "config.yaml", "batches.csv", "requests.csv", "summary.json", "trace.json.gz", "plots", "replay.json", "predicted.csv",
+    "config.yaml", "batches.csv", "requests.csv", "summary.json", "trace.json.gz", "plots", "replay.json",
+    "predicted.csv",
 )  # fmt: skip
 
 
@@ -32,8 +34,9 @@ class RunDirectory:
     """One run's output. Use `create`, hand `batches` and `requests.write` to the `RunLog`, and finish with
     `results.finish.write_outputs`.
 
-    As a context manager it closes both logs whatever happens; without a summary the directory then reads as unfinished. What the
-    disk does not take raises `WriteError`; logs then end with a whole line, and no other file is left by half.
+    As a context manager it closes both logs whatever happens; without a summary the directory then reads as
+    unfinished. What the disk does not take raises `WriteError`; logs then end with a whole line, and no other
+    file is left by half.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -43,11 +46,13 @@ class RunDirectory:
         self.requests = RequestFile(path / REQUESTS)
 
     @classmethod
-    def create(cls, config: Mapping[str, Any], identity: RunIdentity, out: str | os.PathLike[str] | None = None) -> "RunDirectory":
+    def create(
+        cls, config: Mapping[str, Any], identity: RunIdentity, out: str | os.PathLike[str] | None = None
+    ) -> "RunDirectory":
         """Make `out` (default: `results/runs/<identity.directory_name>`) and write `config.yaml`.
 
-        An earlier run's directory is taken over: its summary goes first, then its other files; files that no run writes stay.
-        Raises `InputError` when `out` holds something else or cannot be written.
+        An earlier run's directory is taken over: its summary goes first, then its other files; files that no
+        run writes stay. Raises `InputError` when `out` holds something else or cannot be written.
         """
         path = Path(out) if out is not None else RUNS_ROOT / identity.directory_name
         try:
@@ -62,7 +67,8 @@ class RunDirectory:
             raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json` in one step. Raises `ValueError` for a NaN or an infinity, which JSON has no word for."""
+        """Write `summary.json` in one step. Raises `ValueError` for a NaN or an infinity, which JSON has no
+        word for."""
         self.batches.close()
         with drafted(self.path / SUMMARY) as draft, open(draft, "w", encoding="utf-8") as file:
             json.dump(summary, file, indent=2, allow_nan=False)
@@ -73,7 +79,9 @@ class RunDirectory:
     def __enter__(self) -> "RunDirectory":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with closing(self.requests), closing(self.batches):
             os.close(self._lock)
 
@@ -96,13 +104,16 @@ def _check_ours(path: Path) -> None:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor of the directory `path`, locked until it is closed or the process dies. Raises `InputError` when it is held."""
+    """A descriptor of the directory `path`, locked until it is closed or the process dies. Raises
+    `InputError` when it is held."""
     lock = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise InputError(f"{path}: another process is writing a run there; wait for it or choose another directory") from None
+        raise InputError(
+            f"{path}: another process is writing a run there; wait for it or choose another directory"
+        ) from None
     return lock
 
 

@@ -1,4 +1,5 @@
-"""What a sweep leaves beside its cells: `sweep.csv`, one tidy row per cell, and the pictures that compare them."""
+"""What a sweep leaves beside its cells: `sweep.csv`, one tidy row per cell, and the pictures that compare
+them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,11 @@ from results.rundir import BATCHES, PLOTS
 SWEEP = "sweep.csv"
 
 
-def write_sweep(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]], out: Path, *, plots: bool = True) -> list[Path]:
-    """Write `sweep.csv` and the plots of (axes, run directory, summary) cells below `out`; return the files, the CSV first."""
+def write_sweep(
+    cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]], out: Path, *, plots: bool = True
+) -> list[Path]:
+    """Write `sweep.csv` and the plots of (axes, run directory, summary) cells below `out`; return the files,
+    the CSV first."""
     out.mkdir(parents=True, exist_ok=True)
     tidy(cells).to_csv(out / SWEEP, index=False)
     if not plots:
@@ -27,10 +31,12 @@ def write_sweep(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]
 
 
 def workload_labels(cells: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
-    """What to call the workload of each (axes, resolved config), so that tables and pictures compare like with like.
+    """What to call the workload of each (axes, resolved config), so that tables and pictures compare like
+    with like.
 
-    Its own name; a number when another workload of the sweep has the same name; and every axis that is not the workload, the policy
-    or the chunk size: `chat`, `synthetic-2`, `chat seed=1`. Of an axis of mappings, its keys that differ within the sweep.
+    Its own name; a number when another workload of the sweep has the same name; and every axis that is not
+    the workload, the policy or the chunk size: `chat`, `synthetic-2`, `chat seed=1`. Of an axis of mappings,
+    its keys that differ within the sweep.
     """
     specs: dict[str, list[str]] = {}
     seen: dict[str, list[Any]] = {}
@@ -64,18 +70,22 @@ def is_compared(axis: str) -> bool:
 
 
 def tidy(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]]) -> pd.DataFrame:
-    """One row per cell in the order given: its axes as `axis.<key>`, then its summary, nested figures as `ttft_ms.p99`."""
+    """One row per cell in the order given: its axes as `axis.<key>`, then its summary, nested figures as
+    `ttft_ms.p99`."""
     rows = []
     for axes, path, summary in cells:
-        named = {f"axis.{key}": json.dumps(value) if isinstance(value, dict | list) else value for key, value in axes.items()}
+        named = {
+            f"axis.{key}": json.dumps(value) if isinstance(value, dict | list) else value
+            for key, value in axes.items()
+        }
         flat = {str(key): value for key, value in pd.json_normalize(dict(summary)).iloc[0].items()}
         rows.append({**named, **flat, "directory": str(path)})
     return pd.DataFrame(rows)
 
 
 def write_pictures(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """The Pareto picture of all runs; for every workload, where the time of its runs went, and latencies, rows and the wavefront of
-    a typical run of each policy."""
+    """The Pareto picture of all runs; for every workload, where the time of its runs went, and latencies,
+    rows and the wavefront of a typical run of each policy."""
     if not runs:
         return []
     files = [folder / "pareto.png"]

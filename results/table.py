@@ -1,4 +1,5 @@
-"""The comparison table: one line per run, from summaries alone. Plain text of full width when nobody looks at a terminal."""
+"""The comparison table: one line per run, from summaries alone. Plain text of full width when nobody looks at
+a terminal."""
 
 import io
 import sys
@@ -19,7 +20,8 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure: its two header lines, where it is in a summary, how it is written, and which way is better (None: neither)."""
+    """One figure: its two header lines, where it is in a summary, how it is written, and which way is better
+    (None: neither)."""
 
     head: str
     unit: str
@@ -67,22 +69,33 @@ class Line:
 def table_lines(summaries: Sequence[Summary]) -> list[Line]:
     """Lines by workload (in the order given), then chunk, then policy in the menu's order.
 
-    A figure is best when no run of the same workload beats it in what is shown, and some run does worse. A run that did not
-    complete says so beside its policy and competes for nothing; refused requests are in the `requests` field as `98 + 2 refused`.
+    A figure is best when no run of the same workload beats it in what is shown, and some run does worse. A
+    run that did not complete says so beside its policy and competes for nothing; refused requests are in the
+    `requests` field as `98 + 2 refused`.
     """
     workloads = list(dict.fromkeys(_group(summary) for summary in summaries))
     ordered = sorted(
         summaries,
-        key=lambda item: (workloads.index(_group(item)), item["prefill_chunk_size"], policy_order(policy_label(item))),
+        key=lambda item: (
+            workloads.index(_group(item)),
+            item["prefill_chunk_size"],
+            policy_order(policy_label(item)),
+        ),
     )
-    best = {workload: _best([item for item in summaries if _group(item) == workload]) for workload in workloads}
+    best = {
+        workload: _best([item for item in summaries if _group(item) == workload]) for workload in workloads
+    }
     several = len({(item["model"], item["device"], item.get("world")) for item in summaries}) > 1
     lines = []
     for item in ordered:
         texts = [_format(column.value(item), column.form) for column in COLUMNS]
         can_win = item["status"] == "complete"
-        cells = tuple((text, can_win and text == winner) for text, winner in zip(texts, best[_group(item)], strict=True))
-        name = item["workload"] + (f" · {item['model']} on {item['device']} ({item.get('world')})" if several else "")
+        cells = tuple(
+            (text, can_win and text == winner) for text, winner in zip(texts, best[_group(item)], strict=True)
+        )
+        name = item["workload"] + (
+            f" · {item['model']} on {item['device']} ({item.get('world')})" if several else ""
+        )
         policy = policy_label(item) + ("" if can_win else f" ({item['status']})")
         lines.append(Line(name, policy, str(item["prefill_chunk_size"]), _requests(item), cells))
     return lines
@@ -90,15 +103,23 @@ def table_lines(summaries: Sequence[Summary]) -> list[Line]:
 
 def plain_table(title: str | None) -> Table:
     """An empty table in the one style that all tables of figures have."""
-    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    return Table(
+        title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
 
 
 def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> Table:
-    """A rich table of `summaries`. The best of each workload is bold green, and with `marks_best` also has a `*`."""
+    """A rich table of `summaries`. The best of each workload is bold green, and with `marks_best` also has a
+    `*`."""
     models = sorted({f"{item['model']} on {item['device']} ({item.get('world')})" for item in summaries})
     title = models[0] if len(models) == 1 else None
     table = plain_table(title)
-    for name, justify in (("workload", "left"), ("policy", "left"), ("chunk", "right"), ("requests\nfinished", "right")):
+    for name, justify in (
+        ("workload", "left"),
+        ("policy", "left"),
+        ("chunk", "right"),
+        ("requests\nfinished", "right"),
+    ):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for column in COLUMNS:
         table.add_column(f"{column.head}\n{column.unit}", justify="right", no_wrap=True)
@@ -107,8 +128,12 @@ def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> 
         if previous is not None and line.workload != previous:
             table.add_row()
         mark = "*" if marks_best else ""
-        cells = [Text(text + mark, style="bold green") if is_best else Text(text) for text, is_best in line.cells]
-        table.add_row(line.workload if line.workload != previous else "", line.policy, line.chunk, line.requests, *cells)
+        cells = [
+            Text(text + mark, style="bold green") if is_best else Text(text) for text, is_best in line.cells
+        ]
+        table.add_row(
+            line.workload if line.workload != previous else "", line.policy, line.chunk, line.requests, *cells
+        )
         previous = line.workload
     return table
 
@@ -148,7 +173,11 @@ def _best(summaries: Sequence[Summary]) -> list[str | None]:
     """The winning text of every column among complete runs, None where nothing wins."""
     found: list[str | None] = []
     for column in COLUMNS:
-        values = [value for item in summaries if item["status"] == "complete" and (value := column.value(item)) is not None]
+        values = [
+            value
+            for item in summaries
+            if item["status"] == "complete" and (value := column.value(item)) is not None
+        ]
         texts = {_format(value, column.form) for value in values}
         found.append(_format(column.best(values), column.form) if column.best and len(texts) > 1 else None)
     return found

@@ -1,11 +1,13 @@
-"""The SimPy world: a host process that drives the engine and a device process that runs batches one after another.
+"""The SimPy world: a host process that drives the engine and a device process that runs batches one after
+another.
 
-It does what `executor/backend.py` does. The host chooses a batch, packs it, launches it. The device, a FIFO, begins a batch when it
-is packed and the one before it has ended; how soon after packing it can end depends on the launch, which an idle device waits for.
-With several batches in flight the host's time hides behind the device's. A host that waits learns of an end a little later.
-Simulated time is integer nanoseconds throughout. While the host works its own time runs ahead of SimPy's, and what it does takes
-effect at the times it names; SimPy catches up when the host waits. The host's time for a batch varies, as the real host's does, by
-a factor from a log-normal stream of the run's seed; batches of one shape take the device the same time.
+It does what `executor/backend.py` does. The host chooses a batch, packs it, launches it. The device, a FIFO,
+begins a batch when it is packed and the one before it has ended; how soon after packing it can end depends on
+the launch, which an idle device waits for. With several batches in flight the host's time hides behind the
+device's. A host that waits learns of an end a little later. Simulated time is integer nanoseconds throughout.
+While the host works its own time runs ahead of SimPy's, and what it does takes effect at the times it names;
+SimPy catches up when the host waits. The host's time for a batch varies, as the real host's does, by a factor
+from a log-normal stream of the run's seed; batches of one shape take the device the same time.
 """
 
 import random
@@ -15,12 +17,12 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from policies.core.batch import ExecutionBatch
-from policies.core.engine import Engine, advance
-from policies.core.events import Completion, Event, Submit, Tick
-from policies.core.oracle import early_exits, last_tokens
-from policies.core.request import ExitOracle, Oracle
-from sim.latency import LatencyModel, Prediction
+from policies.core.engine.engine import Engine, advance
+from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.events import Completion, Event, Submit, Tick
+from policies.core.seam.oracle import early_exits, last_tokens
+from policies.core.seam.request import ExitOracle, Oracle
+from policies.costs.latency import LatencyModel, Prediction
 
 SimProcess = Generator[simpy.Event, Any, None]
 
@@ -34,7 +36,8 @@ class Launched(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A batch that the device is through with, when it began and ended, and how long of that it waited for its launch."""
+    """A batch that the device is through with, when it began and ended, and how long of that it waited for
+    its launch."""
 
     batch: ExecutionBatch
     prediction: Prediction
@@ -44,10 +47,11 @@ class Done(NamedTuple):
 
 
 class SimBackend:
-    """Drives one `engine` in simulated time. `oracle` says when a request's true output ends, `exits` where its tokens leave
-    (None: nowhere early); only this class reads them.
+    """Drives one `engine` in simulated time. `oracle` says when a request's true output ends, `exits` where
+    its tokens leave (None: nowhere early); only this class reads them.
 
-    `seed` is that of the run; `is_stopped` is asked between two steps; when it answers True the run ends with `KeyboardInterrupt`.
+    `seed` is that of the run; `is_stopped` is asked between two steps; when it answers True the run ends with
+    `KeyboardInterrupt`.
     """
 
     def __init__(
@@ -108,7 +112,8 @@ class SimBackend:
         return Tick(launched_ns)
 
     def _wait(self, until_ns: int | None) -> Generator[simpy.Event, Any, Event]:
-        """The next completion, or the time once `until_ns` has come: a completion at that very time comes after it."""
+        """The next completion, or the time once `until_ns` has come: a completion at that very time comes
+        after it."""
         env = self._env
         while True:
             now_ns = int(env.now)

@@ -1,6 +1,8 @@
-"""How fast the simulator is, beside plain SimPy in the same process. A benchmark, not a test: nothing depends on its figures.
+"""How fast the simulator is, beside plain SimPy in the same process. A benchmark, not a test: nothing depends
+on its figures.
 
-Every figure is measured twice and the better one kept; what is compared is compared within one run of this program.
+Every figure is measured twice and the better one kept; what is compared is compared within one run of this
+program.
 """
 
 import io
@@ -16,23 +18,27 @@ import simpy
 from rich.console import Console
 from rich.table import Table
 
-from policies.core.arrivals import Arrivals
-from policies.core.engine import Engine
-from policies.core.model import OURO_1_4B
-from policies.core.request import Request
-from policies.core.runlog import RunLog
-from policies.core.scheduler import Scheduler
-from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RunLog
+from policies.core.engine.scheduler import Scheduler
+from policies.core.models.shape import OURO_1_4B
+from policies.core.seam.request import Request
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.costs.models import load_device
 from policies.registry import POLICIES
 from sim.backend import SimBackend
-from sim.models import load_device
 
-PEERS = "peers on two such cores, metrics on: Vidur 10 k iterations/s at mean batch 7, 4.8 k at 52, 20 s start-up, 3.7 GiB"
+PEERS = (
+    "peers on two such cores, metrics on: Vidur 10 k iterations/s at mean batch 7, 4.8 k at 52, 20 s "
+    "start-up, 3.7 GiB"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A synthetic overload: all requests wait from the start, so batches are as full as `max_num_seqs` allows."""
+    """A synthetic overload: all requests wait from the start, so batches are as full as `max_num_seqs`
+    allows."""
 
     policy: str
     max_num_seqs: int
@@ -43,7 +49,12 @@ class Load:
 
     def requests(self) -> Iterator[Request]:
         for request_id in range(self.num_requests):
-            yield Request(request_id, 0, self.prompt_tokens + request_id % 64, self.output_tokens + request_id % self.output_spread)
+            yield Request(
+                request_id,
+                0,
+                self.prompt_tokens + request_id % 64,
+                self.output_tokens + request_id % self.output_spread,
+            )
 
 
 class ConstantOracle:
@@ -55,7 +66,8 @@ class ConstantOracle:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Batches and request-steps (requests summed over batches) per second of wall time, and the mean batch."""
+    """Batches and request-steps (requests summed over batches) per second of wall time, and the mean
+    batch."""
 
     batches_per_s: float
     steps_per_s: float
@@ -79,7 +91,9 @@ def measure(load: Load) -> Speed:
     cache = CacheSettings(num_blocks=load.max_num_seqs * 4 * 32)
     stream = _CountingStream()
     log = RunLog(stream)
-    engine = Engine(Scheduler(POLICIES[load.policy](), OURO_1_4B, settings, cache), Arrivals(load.requests()), log)
+    engine = Engine(
+        Scheduler(POLICIES[load.policy](), OURO_1_4B, settings, cache), Arrivals(load.requests()), log
+    )
     backend = SimBackend(engine, load_device("h200", OURO_1_4B), ConstantOracle())
     started = time.perf_counter()
     backend.run()
@@ -105,7 +119,16 @@ def simpy_timeouts_per_s(count: int = 400_000) -> float:
 def start_up_s() -> float:
     """Wall time of `python -m sim run` on a one-request workload, in a process of its own."""
     config = Path(__file__).parent / "configs" / "one-request.yaml"
-    command = [sys.executable, "-m", "sim", "run", str(config), "--no-plots", "--out", "results/runs/start-up"]
+    command = [
+        sys.executable,
+        "-m",
+        "sim",
+        "run",
+        str(config),
+        "--no-plots",
+        "--out",
+        "results/runs/start-up",
+    ]
     started = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return time.perf_counter() - started
@@ -150,4 +173,6 @@ def _measure_trace(console: Console, trace: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
     seconds = time.perf_counter() - started
     peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    console.print(f"{trace.name}, whole: {seconds:.0f} s, peak memory {peak_mib:.0f} MiB (log and requests.csv written)")
+    console.print(
+        f"{trace.name}, whole: {seconds:.0f} s, peak memory {peak_mib:.0f} MiB (log and requests.csv written)"
+    )

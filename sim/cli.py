@@ -1,5 +1,5 @@
-"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` and `predict` recorded runs, `fit` a latency
-model to a profile, `explain` a prediction, `bench` the simulator."""
+"""The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` and `predict` recorded
+runs, `fit` a latency model to a profile, `explain` a prediction, `bench` the simulator."""
 
 import argparse
 import json
@@ -7,16 +7,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from policies.config import load_config
-from policies.core.batch import Stage
-from policies.core.command import OneLineParser, exit_status
+from policies.config.runconfig import load_config
 from policies.core.errors import InputError
+from policies.core.seam.batch import Stage
+from policies.process.command import OneLineParser, exit_status
 
 
 def main(arguments: Sequence[str]) -> int:
     """Parse and run; return the exit status (0 done, 1 the run failed its check, 2 wrong input)."""
     parser = OneLineParser(prog="sim", description="Simulate scheduling policies for looped language models.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser
+    )
     run = commands.add_parser("run", help="one simulation")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
@@ -24,33 +26,69 @@ def main(arguments: Sequence[str]) -> int:
     sweep = commands.add_parser("sweep", help="a grid of simulations, in parallel, resumable")
     sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
     sweep.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
-    sweep.add_argument("--no-batches", action="store_true", help="delete every cell's batches.csv once it is summarised")
+    sweep.add_argument(
+        "--no-batches", action="store_true", help="delete every cell's batches.csv once it is summarised"
+    )
     sweep.set_defaults(action=_sweep)
-    replay = commands.add_parser("replay", help="decide recorded runs of either world again: every batch must be equal")
+    replay = commands.add_parser(
+        "replay", help="decide recorded runs of either world again: every batch must be equal"
+    )
     replay.set_defaults(action=_replay)
     fit = commands.add_parser("fit", help="a latency model from a profile of a device")
     fit.add_argument("profile", type=Path, metavar="PROFILE.csv")
     fit.add_argument("--out", type=Path, required=True, metavar="MODEL.json")
     fit.set_defaults(action=_fit)
     explain = commands.add_parser("explain", help="where a predicted time comes from")
-    explain.add_argument("device", metavar="MODEL", help="a model file or any name that a config's `device` takes")
-    explain.add_argument("--batch", required=True, metavar="RANGES", help="as in batches.csv: request:stage:depth:start:count ...")
-    explain.add_argument("--stage", choices=[str(stage) for stage in Stage], help="of the batch; by default that of its ranges")
+    explain.add_argument(
+        "device", metavar="MODEL", help="a model file or any name that a config's `device` takes"
+    )
+    explain.add_argument(
+        "--batch",
+        required=True,
+        metavar="RANGES",
+        help="as in batches.csv: request:stage:depth:start:count ...",
+    )
+    explain.add_argument(
+        "--stage", choices=[str(stage) for stage in Stage], help="of the batch; by default that of its ranges"
+    )
     explain.add_argument("--loops", type=int, help="recurrent loops; by default what the stage runs at once")
     explain.add_argument("--json", action="store_true")
     explain.set_defaults(action=_explain)
-    predict = commands.add_parser("predict", help="simulate what recorded runs did: their decisions, each batch, and the whole run")
-    predict.add_argument("--device", default=None, metavar="NAME|MODEL.json", help="latency model (default: the runs' `device`)")
+    predict = commands.add_parser(
+        "predict", help="simulate what recorded runs did: their decisions, each batch, and the whole run"
+    )
+    predict.add_argument(
+        "--device",
+        default=None,
+        metavar="NAME|MODEL.json",
+        help="latency model (default: the runs' `device`)",
+    )
     predict.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
-    predict.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the simulated runs go, one for each config")
+    predict.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where the simulated runs go, one for each config",
+    )
     predict.set_defaults(action=_predict)
     for command in (replay, predict):
-        command.add_argument("runs", nargs="+", metavar="RUN", help="run directories, packs, or folders that hold some")
+        command.add_argument(
+            "runs", nargs="+", metavar="RUN", help="run directories, packs, or folders that hold some"
+        )
     bench = commands.add_parser("bench", help="iterations per second, start-up time, memory")
-    bench.add_argument("--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory")
+    bench.add_argument(
+        "--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory"
+    )
     bench.set_defaults(action=_bench)
     for command in (run, sweep):
-        command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated")
+        command.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="a.b=c",
+            help="override a config key; may be repeated",
+        )
         command.add_argument("--out", type=Path, default=None, metavar="DIR")
     options = parser.parse_args(arguments)
     return exit_status("sim", lambda: int(options.action(options)))
@@ -60,7 +98,9 @@ def _run(options: argparse.Namespace) -> int:
     from results.table import print_table
     from sim.run import simulate
 
-    path, summary = simulate(load_config(options.config, options.set), options.out, plots=not options.no_plots)
+    path, summary = simulate(
+        load_config(options.config, options.set), options.out, plots=not options.no_plots
+    )
     print_table([summary])
     for note in summary["notes"]:
         print(f"note: {note}", file=sys.stderr)
@@ -112,7 +152,10 @@ def _fit(options: argparse.Namespace) -> int:
 
     model, was_current = fit_file(options.profile, options.out)
     print("\n".join(error_lines(model)))
-    print(f"{options.out}: {'up to date' if was_current else 'fitted'}, profile {model.profile_sha256[:12]}", file=sys.stderr)
+    print(
+        f"{options.out}: {'up to date' if was_current else 'fitted'}, profile {model.profile_sha256[:12]}",
+        file=sys.stderr,
+    )
     return 0
 
 

@@ -1,11 +1,12 @@
-"""Where decoded tokens leave the loop in a simulation: the workload's word under `trace`, a seeded draw under `gate`."""
+"""Where decoded tokens leave the loop in a simulation: the workload's word under `trace`, a seeded draw under
+`gate`."""
 
 from bisect import bisect_right
 from itertools import accumulate
 
 from policies.core.errors import InputError
-from policies.core.exits import ExitSettings
-from policies.core.request import ExitOracle
+from policies.core.seam.exits import ExitSettings
+from policies.core.seam.request import ExitOracle
 from workloads.workload import Workload
 
 MIX_1, MIX_2, GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
@@ -27,21 +28,30 @@ class DrawnExits:
         bits = 0
         for value in (self._seed, request_id, position):
             bits = _mix(bits + value + GOLDEN)
-        return bisect_right(self._bounds, (bits >> 11) * 2.0**-53 * self._bounds[-1], hi=len(self._bounds) - 1) + 1
+        return (
+            bisect_right(self._bounds, (bits >> 11) * 2.0**-53 * self._bounds[-1], hi=len(self._bounds) - 1)
+            + 1
+        )
 
 
 def exit_oracle(settings: ExitSettings, num_loops: int, workload: Workload, seed: int) -> ExitOracle | None:
-    """Who says where tokens leave; None when no token decides. Raises `InputError` when there is nobody to ask."""
+    """Who says where tokens leave; None when no token decides. Raises `InputError` when there is nobody to
+    ask."""
     if not settings.rule(num_loops).has_decisions:
         return None
     if settings.mode == "trace":
         return workload.recorded_exits()
     weights = settings.loop_weights
-    if weights is None or len(weights) != num_loops or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+    if (
+        weights is None
+        or len(weights) != num_loops
+        or min(weights) < 0
+        or not 0 < sum(weights) < float("inf")
+    ):
         found = None if weights is None else list(weights)
         raise InputError(
-            f"exit.loop_weights: {found}, expected {num_loops} weights >= 0 of leaving after loop 1 to {num_loops}, because a "
-            "simulation has no gate to ask"
+            f"exit.loop_weights: {found}, expected {num_loops} weights >= 0 of leaving after loop 1 to "
+            f"{num_loops}, because a simulation has no gate to ask"
         )
     return DrawnExits(seed, weights)
 

@@ -1,4 +1,5 @@
-"""Where a prediction comes from: components, physical limit, features with their coefficients, claimed error, profiled range."""
+"""Where a prediction comes from: components, physical limit, features with their coefficients, claimed error,
+profiled range."""
 
 import dataclasses
 import warnings
@@ -6,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
 from policies.core.errors import InputError
-from policies.core.events import COMPONENTS
-from policies.core.model import OURO_1_4B
+from policies.core.models.shape import OURO_1_4B
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.events import COMPONENTS
+from policies.costs.fitted import FittedModel
+from policies.costs.latency import LatencyModel, Prediction
+from policies.costs.modelfile import Errors, read_model
+from policies.costs.models import load_device, model_path
 from results.batchlog import parse_ranges
-from sim.fitted import FittedModel
-from sim.latency import LatencyModel, Prediction
-from sim.modelfile import Errors, read_model
-from sim.models import load_device, model_path
 
 WITHOUT_LOOPS = (Stage.PRELUDE, Stage.PREFILLING_PRELUDE, Stage.CODA)
 
@@ -35,8 +36,8 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `latency` says of `batch`. `terms`, `errors` and `beyond` (the first feature outside the profiled range) are those of a
-    fitted model; another kind has none."""
+    """What `latency` says of `batch`. `terms`, `errors` and `beyond` (the first feature outside the profiled
+    range) are those of a fitted model; another kind has none."""
 
     latency: LatencyModel
     batch: ExecutionBatch
@@ -56,7 +57,11 @@ class Explanation:
             "device_ns": prediction.device_ns,
             "limit_ns": prediction.limit_ns,
             "components_ns": dict(zip(COMPONENTS, prediction.components_ns, strict=True)),
-            "host_ns": {"select": prediction.select_ns, "prepare": prediction.prepare_ns, "launch": prediction.launch_ns},
+            "host_ns": {
+                "select": prediction.select_ns,
+                "prepare": prediction.prepare_ns,
+                "launch": prediction.launch_ns,
+            },
             "idle_ns": prediction.idle_ns,
             "terms_of_one_invocation": [{**dataclasses.asdict(term), "ns": term.ns} for term in self.terms],
             "held_out_errors": dataclasses.asdict(self.errors) if self.errors else None,
@@ -69,8 +74,8 @@ class Explanation:
         total, limit = prediction.device_ns, prediction.limit_ns
         of_limit = f", {total / limit:.2f} x its limit of {limit / 1e3:,.1f}" if limit else ""
         yield (
-            f"{batch.stage}, {batch.loop_count} loops, {batch.rows} rows in {len(batch.ranges)} ranges of {batch.num_requests} "
-            f"requests: {total / 1e3:,.1f} us on the device{of_limit}"
+            f"{batch.stage}, {batch.loop_count} loops, {batch.rows} rows in {len(batch.ranges)} ranges of "
+            f"{batch.num_requests} requests: {total / 1e3:,.1f} us on the device{of_limit}"
         )
         yield f"device: {self.latency.provenance}"
         for name, ns in zip(COMPONENTS, prediction.components_ns, strict=True):
@@ -82,22 +87,25 @@ class Explanation:
             product = f"{term.value:,} x {term.coefficient_ns / 1e3:,.3f}"
             yield f"  {term.component:<18}{term.feature:<34}{product:>22} = {term.ns / 1e3:>10,.1f} us"
         yield (
-            f"host: select {prediction.select_ns / 1e3:,.1f}, prepare {prediction.prepare_ns / 1e3:,.1f}, launch "
-            f"{prediction.launch_ns / 1e3:,.1f} us; on an idle device {prediction.idle_ns / 1e3:,.1f} us more on the device"
+            f"host: select {prediction.select_ns / 1e3:,.1f}, prepare {prediction.prepare_ns / 1e3:,.1f}, "
+            f"launch {prediction.launch_ns / 1e3:,.1f} us; on an idle device {prediction.idle_ns / 1e3:,.1f} "
+            "us more on the device"
         )
         if self.errors is not None:
             errors = self.errors
             yield (
-                f"error of {batch.stage} batches held out of the fit: median {errors.median:.1%}, p95 {errors.p95:.1%}, worst "
-                f"{errors.worst:.1%} of {errors.cases} ({errors.worst_case})"
+                f"error of {batch.stage} batches held out of the fit: median {errors.median:.1%}, p95 "
+                f"{errors.p95:.1%}, worst {errors.worst:.1%} of {errors.cases} ({errors.worst_case})"
             )
             yield f"outside the profiled range: {self.beyond}" if self.beyond else "inside the profiled range"
 
 
 def explain(device: str, ranges: str, stage: str | None, loops: int | None) -> Explanation:
-    """Explain `device`'s prediction for a batch given as in `batches.csv`; a fitted model speaks of the model it was fitted for.
+    """Explain `device`'s prediction for a batch given as in `batches.csv`; a fitted model speaks of the model
+    it was fitted for.
 
-    `stage` is by default that of the ranges (RECURRENT where they differ), `loops` as many as it runs at once. Raises `InputError`.
+    `stage` is by default that of the ranges (RECURRENT where they differ), `loops` as many as it runs at
+    once. Raises `InputError`.
     """
     path = model_path(device)
     latency = load_device(device, read_model(path).model if path is not None else OURO_1_4B)
@@ -110,14 +118,24 @@ def explain(device: str, ranges: str, stage: str | None, loops: int | None) -> E
     errors = latency.file.errors_by_stage.get(batch.stage)
     if not batch.loop_count:
         return Explanation(latency, batch, prediction, (), errors, None)
-    return Explanation(latency, batch, prediction, tuple(_terms(latency, batch)), errors, latency.beyond(latency.work(batch)))
+    return Explanation(
+        latency, batch, prediction, tuple(_terms(latency, batch)), errors, latency.beyond(latency.work(batch))
+    )
 
 
 def batch_of(text: str, stage: str | None, loops: int | None, num_loops: int) -> ExecutionBatch:
-    """The batch that `text` describes, `request:stage:depth:start:count` for each range. Raises `InputError`."""
+    """The batch that `text` describes, `request:stage:depth:start:count` for each range. Raises
+    `InputError`."""
     try:
         ranges = tuple(
-            ScheduledRange(item.request_id, Stage(item.stage), item.depth, item.token_start, item.token_count, item.token_start)
+            ScheduledRange(
+                item.request_id,
+                Stage(item.stage),
+                item.depth,
+                item.token_start,
+                item.token_count,
+                item.token_start,
+            )
             for item in parse_ranges(text)
         )
         stages = {item.stage for item in ranges}
@@ -125,19 +143,27 @@ def batch_of(text: str, stage: str | None, loops: int | None, num_loops: int) ->
             raise ValueError(f"stages {', '.join(sorted(stages))} share no batch")
         of_batch = Stage(stage) if stage else stages.pop() if len(stages) == 1 else Stage.RECURRENT
     except ValueError as error:
-        raise InputError(f"--batch {text!r}: {error}, expected request:stage:depth:start:count for each range") from None
+        raise InputError(
+            f"--batch {text!r}: {error}, expected request:stage:depth:start:count for each range"
+        ) from None
     for item in ranges:
         if item.token_count < 1 or item.token_start < 0 or not 0 <= item.depth < num_loops:
             raise InputError(
-                f"--batch {text!r}: a range of {item.token_count} tokens from {item.token_start} at depth {item.depth}"
+                f"--batch {text!r}: a range of {item.token_count} tokens from {item.token_start} at depth "
+                f"{item.depth}"
             )
     if loops is None:
         whole = num_loops - max(item.depth for item in ranges)
         loops = 0 if of_batch in WITHOUT_LOOPS else whole if of_batch is Stage.PREFILL else 1
     if (loops == 0) != (of_batch in WITHOUT_LOOPS) or loops < 0:
-        raise InputError(f"--loops {loops}: expected {'0' if of_batch in WITHOUT_LOOPS else 'at least 1'} for a {of_batch} batch")
+        raise InputError(
+            f"--loops {loops}: expected {'0' if of_batch in WITHOUT_LOOPS else 'at least 1'} for a "
+            f"{of_batch} batch"
+        )
     if loops > num_loops - (deepest := max(item.depth for item in ranges)):
-        raise InputError(f"--loops {loops}: expected at most {num_loops - deepest} from depth {deepest} of {num_loops}")
+        raise InputError(
+            f"--loops {loops}: expected at most {num_loops - deepest} from depth {deepest} of {num_loops}"
+        )
     rows = sum(item.token_count for item in ranges)
     return ExecutionBatch(0, of_batch, loops, ranges, rows, len({item.request_id for item in ranges}), 0, -1)
 
@@ -147,7 +173,12 @@ def _terms(latency: FittedModel, batch: ExecutionBatch) -> Iterator[Term]:
     cost, combine = device.attention_of(work.tile_rows), device.combine
     yield Term("linear", f"bucket of {work.bucket} rows", 1, layers * device.linear.at(work.bucket))
     for component, feature, value, coefficient_ns in (
-        ("attention path", f"history tiles on it, {work.tile_rows} rows high", work.path_tiles, cost.path_tile_ns),
+        (
+            "attention path",
+            f"history tiles on it, {work.tile_rows} rows high",
+            work.path_tiles,
+            cost.path_tile_ns,
+        ),
         ("attention total", f"history tiles of {work.items} items", work.tiles, cost.tile_ns),
         ("attention items", "items, a unit for each head", work.items, cost.item_ns),
         ("attention combine", "whether items are split", int(work.partials > 0), combine.any_ns),

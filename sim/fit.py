@@ -1,6 +1,8 @@
-"""From a profile to a model file: coefficients from all of it, errors from compositions that the solver did not see.
+"""From a profile to a model file: coefficients from all of it, errors from compositions that the solver did
+not see.
 
-A model file is keyed by its profile's content and by `FIT_VERSION`, so that a changed profile never meets a stale fit.
+A model file is keyed by its profile's content and by `FIT_VERSION`, so that a changed profile never meets a
+stale fit.
 """
 
 import dataclasses
@@ -11,37 +13,42 @@ from typing import TypeVar
 
 import numpy as np
 
-from policies.config import nearest
-from policies.core.batch import Stage
 from policies.core.errors import InputError
-from policies.core.hf_config import shape_from_hf_config
-from policies.core.model import SHIPPED_MODELS, ModelShape
+from policies.core.models.hf_config import shape_from_hf_config
+from policies.core.models.shape import SHIPPED_MODELS, ModelShape
+from policies.core.seam.batch import Stage
+from policies.costs.features import Cutting, Work
+from policies.costs.modelfile import FIT_VERSION, SCHEMA, Copies, Errors, ModelFile, read_model
+from policies.process.sentences import nearest
 from results.profile import Profile, read_profile
-from sim.features import Cutting, Work
-from sim.modelfile import FIT_VERSION, SCHEMA, Copies, Errors, ModelFile, read_model
 from sim.solve import Case, fit_copies, fit_device, fit_host, fit_loop
 
 Name = TypeVar("Name", bound=str)
 FOLDS = 2
-"""What a model claims is what a fit on half of the compositions gets wrong in the other half; it is itself fitted on both."""
+"""What a model claims is what a fit on half of the compositions gets wrong in the other half; it is itself
+fitted on both."""
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def fit_profile(profile: Profile, sha256: str) -> ModelFile:
-    """The latency model of `profile`, whose bytes have the hash `sha256`. Raises `InputError` when a part was not measured."""
+    """The latency model of `profile`, whose bytes have the hash `sha256`. Raises `InputError` when a part was
+    not measured."""
     model = shape_of(profile)
     cutting = cutting_of(profile, model)
     rows = [row for row in profile.rows if row.stage is not None and row.kind != "copies"]
     too_deep = next((row for row in rows if (row.loop_count or 0) > model.num_loops), None)
     if too_deep is not None:
         raise InputError(
-            f"{profile.path}: case {too_deep.case!r} runs {too_deep.loop_count} loops, {model.name} has {model.num_loops}"
+            f"{profile.path}: case {too_deep.case!r} runs {too_deep.loop_count} loops, {model.name} has "
+            f"{model.num_loops}"
         )
     cases = [Case.of(row, cutting) for row in rows]
     timed = [case for case in cases if case.row.device_ns and case.row.kind != "host"]
     for stage in (Stage.RECURRENT, Stage.PRELUDE, Stage.CODA):
         if not any(case.stage is stage for case in timed):
-            raise InputError(f"{profile.path}: no device time of a {stage} batch, expected some: profile the device again")
+            raise InputError(
+                f"{profile.path}: no device time of a {stage} batch, expected some: profile the device again"
+            )
     errors = held_out(timed, FOLDS)
     copies = fit_copies(profile.of_kind("copies"), model.num_loops)
     return ModelFile(
@@ -61,13 +68,18 @@ def fit_profile(profile: Profile, sha256: str) -> ModelFile:
 
 
 def fit_file(path: Path, out: Path) -> tuple[ModelFile, bool]:
-    """Fit the profile at `path` into `out`, or find there what this fit made of this very profile; True when it was found.
+    """Fit the profile at `path` into `out`, or find there what this fit made of this very profile; True when
+    it was found.
 
-    Raises `InputError` for a profile that cannot be used, and when `out` cannot be written or is the profile itself.
+    Raises `InputError` for a profile that cannot be used, and when `out` cannot be written or is the profile
+    itself.
     """
     profile = read_profile(path)
     if out.exists() and (out.is_dir() or out.samefile(path)):
-        raise InputError(f"--out {out}: is {'a directory' if out.is_dir() else 'the profile'}, expected a file for the model")
+        raise InputError(
+            f"--out {out}: is {'a directory' if out.is_dir() else 'the profile'}, expected a file for the "
+            "model"
+        )
     sha256 = sha256_of(path)
     try:
         found = read_model(out)
@@ -87,7 +99,8 @@ def fit_file(path: Path, out: Path) -> tuple[ModelFile, bool]:
 
 
 def sha256_of(path: Path) -> str:
-    """The hash that a model file names its profile by: of its bytes, but for line ends, which a checkout may change."""
+    """The hash that a model file names its profile by: of its bytes, but for line ends, which a checkout may
+    change."""
     return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
 
 
@@ -101,7 +114,8 @@ def error_lines(model: ModelFile) -> Iterator[str]:
 
 
 def shape_of(profile: Profile) -> ModelShape:
-    """The profiled model in the profiled dtype. Raises `InputError` when it is neither shipped nor found at its path."""
+    """The profiled model in the profiled dtype. Raises `InputError` when it is neither shipped nor found at
+    its path."""
     name, dtype = profile.header["model"], profile.header["dtype"]
     if dtype not in DTYPE_BYTES:
         raise InputError(f"{profile.path}: dtype: {dtype!r}, expected one of {', '.join(DTYPE_BYTES)}")
@@ -111,7 +125,8 @@ def shape_of(profile: Profile) -> ModelShape:
         shape = shape_from_hf_config(Path(name))
     else:
         raise InputError(
-            f"{profile.path}: model: {name!r}{nearest(name, SHIPPED_MODELS)} or the path of a Hugging Face config.json"
+            f"{profile.path}: model: {name!r}{nearest(name, SHIPPED_MODELS)} or the path of a Hugging Face "
+            "config.json"
         )
     return dataclasses.replace(shape, dtype_bytes=DTYPE_BYTES[dtype])
 
@@ -130,7 +145,14 @@ def cutting_of(profile: Profile, model: ModelShape) -> Cutting:
         return values
 
     tile_keys, split_keys, slots, partials, spare_items = (
-        numbers(key)[0] for key in ("tile_keys", "split_keys", "attention_slots", "attention_partials", "attention_spare_items")
+        numbers(key)[0]
+        for key in (
+            "tile_keys",
+            "split_keys",
+            "attention_slots",
+            "attention_partials",
+            "attention_spare_items",
+        )
     )
     buckets, heights = numbers("row_buckets"), numbers("tile_rows")
     return Cutting(buckets, heights, tile_keys, split_keys, slots, partials, spare_items, model.num_heads)
@@ -146,7 +168,8 @@ def fold_of(composition: str, folds: int) -> int:
 
 
 def held_out(cases: Sequence[Case], folds: int) -> list[Held]:
-    """Every case predicted from the folds without its composition. Stages that would vanish from a fold stay in it, unpredicted."""
+    """Every case predicted from the folds without its composition. Stages that would vanish from a fold stay
+    in it, unpredicted."""
     errors: list[Held] = []
     for fold in range(folds):
         test = [case for case in cases if fold_of(case.composition, folds) == fold]
@@ -154,7 +177,9 @@ def held_out(cases: Sequence[Case], folds: int) -> list[Held]:
         left = {case.stage for case in train}
         alone = [case for case in test if not (case.stage in left or case.loops)]
         times = fit_device(train + alone, Copies(0.0, 0.0, 0.0))
-        errors += [(case, case.predicted_ns(times) / case.device_ns - 1) for case in test if case not in alone]
+        errors += [
+            (case, case.predicted_ns(times) / case.device_ns - 1) for case in test if case not in alone
+        ]
     return errors
 
 
@@ -170,10 +195,15 @@ def _errors(held: Sequence[Held]) -> Errors:
     case, error = held[int(sizes.argmax())]
     median, p95 = np.quantile(sizes, [0.5, 0.95])
     what = f"{case.row.case} x{case.loops}: {case.device_ns / 1e3:.1f} us measured, {error:+.1%}"
-    return Errors(len(held), round(float(median), 5), round(float(p95), 5), round(float(sizes.max()), 5), what)
+    return Errors(
+        len(held), round(float(median), 5), round(float(p95), 5), round(float(sizes.max()), 5), what
+    )
 
 
 def profiled(cases: Sequence[Case]) -> Mapping[str, tuple[int, int]]:
     """Smallest and largest of every feature over recurrent cases."""
     work = [case.work for case in cases if case.loops]
-    return {name: (min(column), max(column)) for name, column in zip(Work._fields, zip(*work, strict=True), strict=True)}
+    return {
+        name: (min(column), max(column))
+        for name, column in zip(Work._fields, zip(*work, strict=True), strict=True)
+    }

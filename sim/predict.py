@@ -1,9 +1,10 @@
 """What the simulator says of runs that were measured: the half of a comparison that needs a latency model.
 
-For every configuration among recorded runs it leaves one simulated run directory with three answers in it: the run as the
-simulator would have it, from the same requests (`requests.csv`, `batches.csv`, `summary.json`); whether the decisions of the
-measured runs are decided alike (`replay.json`); and the predicted times of every batch that was really formed (`predicted.csv`).
-`results compare` holds these against the measured runs.
+For every configuration among recorded runs it leaves one simulated run directory with three answers in it:
+the run as the simulator would have it, from the same requests (`requests.csv`, `batches.csv`,
+`summary.json`); whether the decisions of the measured runs are decided alike (`replay.json`); and the
+predicted times of every batch that was really formed (`predicted.csv`). `results compare` holds these against
+the measured runs.
 """
 
 import sys
@@ -14,16 +15,16 @@ from pathlib import Path
 
 import joblib
 
-from policies.config import RunConfig, load_config, model_shape
-from policies.core.batch import ExecutionBatch
+from policies.config.runconfig import RunConfig, load_config, model_shape
 from policies.core.errors import InputError
+from policies.core.seam.batch import ExecutionBatch
+from policies.costs.fitted import FittedModel
+from policies.costs.latency import HostLoop, LatencyModel
+from policies.costs.models import load_device
 from results.identity import RunIdentity, comparable, config_hash
 from results.load import Run, find_runs
 from results.predictions import Replay, write_predictions, write_replays
 from results.rundir import CONFIG
-from sim.fitted import FittedModel
-from sim.latency import HostLoop, LatencyModel
-from sim.models import load_device
 from sim.recorded import LoggedBatch, RecordedRun
 from sim.replay import Outcome, replay
 from sim.run import simulate
@@ -41,23 +42,29 @@ class Task:
 
 
 def recorded_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """The runs at `paths` whose logs were kept; a path that is a single run stays, log or not. Raises `InputError`."""
+    """The runs at `paths` whose logs were kept; a path that is a single run stays, log or not. Raises
+    `InputError`."""
     runs = []
     for path in paths:
         found, _ = find_runs([path])
         runs += [run for run in found if run.has_logs] if len(found) > 1 else found
     if not runs:
-        raise InputError(f"{', '.join(map(str, paths))}: no run there has kept its requests.csv and batches.csv")
+        raise InputError(
+            f"{', '.join(map(str, paths))}: no run there has kept its requests.csv and batches.csv"
+        )
     return runs
 
 
 def predict(paths: Sequence[str | Path], out: Path, device: str | None, jobs: int = -1) -> bool:
-    """Simulate what the runs at `paths` did on `device` (None: the one in their configs), each configuration below `out`.
+    """Simulate what the runs at `paths` did on `device` (None: the one in their configs), each configuration
+    below `out`.
 
-    A run whose logs were not kept is simulated from its config, and neither replayed nor predicted batch by batch.
+    A run whose logs were not kept is simulated from its config, and neither replayed nor predicted batch by
+    batch.
 
-    Returns whether every decision of every run was decided alike. Prints a line for each. Raises `InputError` when a run cannot be
-    simulated: its log is no log, or its workload is in a file that is not here and its own arrivals do not say enough.
+    Returns whether every decision of every run was decided alike. Prints a line for each. Raises `InputError`
+    when a run cannot be simulated: its log is no log, or its workload is in a file that is not here and its
+    own arrivals do not say enough.
     """
     tasks = plan(find_runs(paths)[0], out, device)
     differences: dict[str, None] = {}
@@ -91,10 +98,13 @@ def plan(runs: Sequence[Run], out: Path, device: str | None) -> list[Task]:
 
 
 def run_task(task: Task) -> tuple[list[str], bool]:
-    """Simulate, then replay every logged run and predict the batches of the first; what to print, and whether all was alike."""
+    """Simulate, then replay every logged run and predict the batches of the first; what to print, and whether
+    all was alike."""
     logged = [run for run in task.runs if run.has_logs]
     workload = recorded_workload(RecordedRun.read(logged[0].path)) if logged else None
-    folder, _ = simulate(task.config, task.directory, workload=workload, label=task.runs[0].workload, plots=False)
+    folder, _ = simulate(
+        task.config, task.directory, workload=workload, label=task.runs[0].workload, plots=False
+    )
     if not logged:
         return [f"{task.runs[0].path}: simulated; it has kept no log to replay"], True
     latency = load_device(task.config.device, model_shape(task.config))
@@ -110,7 +120,9 @@ def predict_batches(path: Path, latency: LatencyModel, folder: Path) -> Outcome:
 
     def observe(row: LoggedBatch, batch: ExecutionBatch) -> None:
         said = latency.times(batch)
-        waiting_ns = said.waiting_ns(host.launched_ns(row) - said.launch_ns + latency.loop.mark_ns, row.started_ns)
+        waiting_ns = said.waiting_ns(
+            host.launched_ns(row) - said.launch_ns + latency.loop.mark_ns, row.started_ns
+        )
         device_ns = said.device_ns + waiting_ns
         rows.append((batch.seq, said.select_ns, said.host_ns, device_ns, *said.components_after(waiting_ns)))
 
@@ -120,10 +132,12 @@ def predict_batches(path: Path, latency: LatencyModel, folder: Path) -> Outcome:
 
 
 class RecordedHost:
-    """When the recorded host had handed over each batch: what the device's wait for a launch depends on, and no log says.
+    """When the recorded host had launched each batch: what the device's wait for a launch depends on, and no
+    log says.
 
-    The host chooses a batch when it is free again after the last thing it did, launching the batch before or collecting one, and is
-    busy for the logged select and host times. `loop` says how long it takes to be free. Rows are asked for in order.
+    The host chooses a batch when it is free again after the last thing it did, launching the batch before or
+    collecting one, and is busy for the logged select and host times. `loop` says how long it takes to be
+    free. Rows are asked for in order.
     """
 
     def __init__(self, loop: HostLoop) -> None:
@@ -145,20 +159,31 @@ class RecordedHost:
 def recorded_workload(run: RecordedRun) -> Workload | None:
     """The requests of `run` as a workload where its trace file is not here, None where the config gives them.
 
-    An open trace's logged arrivals are its own. A cap on outstanding requests, clients that hung up, shared prefixes and exits need
-    what only the file has: then reading the workload raises `InputError`.
+    An open trace's logged arrivals are its own. A cap on outstanding requests, clients that hung up, shared
+    prefixes and exits need what only the file has: then reading the workload raises `InputError`.
     """
     spec = parse_workload(run.config.workload, run.config.where)
     if not isinstance(spec, TraceSpec) or Path(spec.path).is_file():
         return None
-    if run.concurrency is not None or run.patience_ns or run.config.cache.prefix_caching or run.config.exit.mode == "trace":
+    if (
+        run.concurrency is not None
+        or run.patience_ns
+        or run.config.cache.prefix_caching
+        or run.config.exit.mode == "trace"
+    ):
         return None
     by_id = sorted(run.outputs)
     if by_id != list(range(len(by_id))):
-        raise InputError(f"{run.path}: request ids do not count from 0, expected a run that was not interrupted")
+        raise InputError(
+            f"{run.path}: request ids do not count from 0, expected a run that was not interrupted"
+        )
     outputs = RecordedOutputs(array("q", (run.outputs[request_id] for request_id in by_id)))
     return Workload(Path(spec.path).stem, run.requests, outputs, max_context=spec.max_context)
 
 
 def _verdict(run: Run, outcome: Outcome) -> Replay:
-    return Replay(run.path.name, outcome.num_batches, None if outcome.difference is None else outcome.difference.sentence)
+    return Replay(
+        run.path.name,
+        outcome.num_batches,
+        None if outcome.difference is None else outcome.difference.sentence,
+    )

@@ -1,16 +1,18 @@
-"""A recorded run decided again: the same policies and engine, fed the times that the log holds, must form the same batches.
+"""A recorded run decided again: the same policies and engine, fed the times that the log holds, must form the
+same batches.
 
 This is the exact half of comparing two worlds. A SimPy process drives the engine as `sim.backend` does, but
-its clock goes from one recorded instant to the next, and the order of events is the log's and not the clock's: `after_seq` says
-how many batches had been collected when a batch was formed, so the events are
+its clock goes from one recorded instant to the next, and the order of events is the log's and not the
+clock's: `after_seq` says how many batches had been collected when a batch was formed, so the events are
 
     collect .. after_seq of batch 0, form batch 0, collect .. after_seq of batch 1, form batch 1, ...
 
-also where several share one instant. A device process with recorded *durations* would have to guess that order again. Events that
-decided nothing are not in the log and need not be: an attempt to form a batch that forms none moves nothing, so leaving one out
-changes nothing. Where the log collects next, handing the last batch over takes the logged time of choosing and launching it, and
-no more: who hung up by then is gone, and who arrived by then was not scheduled before that completion, or the log would hold the
-batch. Measured times pass through; decisions are what is compared.
+also where several share one instant. A device process with recorded *durations* would have to guess that
+order again. Events that decided nothing are not in the log and need not be: an attempt to form a batch that
+forms none moves nothing, so leaving one out changes nothing. Where the log collects next, handing the last
+batch over takes the logged time of choosing and launching it, and no more: who hung up by then is gone, and
+who arrived by then was not scheduled before that completion, or the log would hold the batch. Measured times
+pass through; decisions are what is compared.
 """
 
 from collections import deque
@@ -21,14 +23,14 @@ from typing import Any
 
 import simpy
 
-from policies.core.batch import ExecutionBatch
-from policies.core.engine import Engine, advance
+from policies.core.engine.engine import Engine, advance
+from policies.core.engine.runlog import BATCH_COLUMNS, REQUEST_COLUMNS, RequestRecord, RunLog, batch_line
+from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, InvariantError, SelectionError
-from policies.core.events import Command, Completion, Event, Submit, Tick, Wait
-from policies.core.oracle import last_tokens
-from policies.core.request import Status
-from policies.core.runlog import BATCH_COLUMNS, REQUEST_COLUMNS, RequestRecord, RunLog, batch_line
-from policies.core.scheduler import Scheduler
+from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.events import Command, Completion, Event, Submit, Tick, Wait
+from policies.core.seam.oracle import last_tokens
+from policies.core.seam.request import Status
 from results.requestlog import request_row
 from results.rundir import BATCHES
 from sim.recorded import Fields, LoggedArrivals, LoggedBatch, RecordedRun
@@ -55,7 +57,8 @@ Observer = Callable[[LoggedBatch, ExecutionBatch], None]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where the replay is not the log: a sentence, and the line of either side (None: it has none there)."""
+    """The first place where the replay is not the log: a sentence, and the line of either side (None: it has
+    none there)."""
 
     sentence: str
     logged: str | None
@@ -77,19 +80,34 @@ class Outcome:
     def __str__(self) -> str:
         if self.difference is not None:
             return f"{self.run.path}: {self.num_batches} batches are equal; {self.difference}"
-        end = "; the run was interrupted or broke off, and this is what it had logged" if self.run.is_cut else ""
-        return f"{self.run.path}: {self.num_batches} batches of {len(self.run.requests)} requests, all equal{end}"
+        end = (
+            "; the run was interrupted or broke off, and this is what it had logged"
+            if self.run.is_cut
+            else ""
+        )
+        return (
+            f"{self.run.path}: {self.num_batches} batches of {len(self.run.requests)} requests, all "
+            f"equal{end}"
+        )
 
 
 def replay(path: Path, observe: Observer | None = None) -> Outcome:
-    """Replay the run directory at `path`, of either world, and show `observe` every batch that was formed as logged.
+    """Replay the run directory at `path`, of either world, and show `observe` every batch that was formed as
+    logged.
 
     Raises `InputError` when the directory holds no run that can be replayed.
     """
     run = RecordedRun.read(path)
-    scheduler = Scheduler(run.config.policy, run.model, run.config.scheduler, run.config.cache, run.config.exit)
+    scheduler = Scheduler(
+        run.config.policy, run.model, run.config.scheduler, run.config.cache, run.config.exit
+    )
     ended: list[RequestRecord] = []
-    engine = Engine(scheduler, LoggedArrivals(run.requests, run.concurrency), RunLog(hand_on=ended.append), run.patience_ns)
+    engine = Engine(
+        scheduler,
+        LoggedArrivals(run.requests, run.concurrency),
+        RunLog(on_ended=ended.append),
+        run.patience_ns,
+    )
     backend = ReplayBackend(engine, run, observe)
     difference = backend.run() or (None if run.is_cut else _request_difference(run, ended))
     return Outcome(run, backend.num_equal, difference)
@@ -102,7 +120,8 @@ class _Differs(Exception):
 
 
 class ReplayBackend:
-    """Drives one `engine` through the events of `run`. `num_equal` counts the batches that were formed as logged."""
+    """Drives one `engine` through the events of `run`. `num_equal` counts the batches that were formed as
+    logged."""
 
     def __init__(self, engine: Engine, run: RecordedRun, observe: Observer | None = None) -> None:
         self.num_equal = 0
@@ -115,7 +134,8 @@ class ReplayBackend:
         self._in_flight: deque[tuple[LoggedBatch, ExecutionBatch]] = deque()
 
     def run(self) -> Difference | None:
-        """Go through the whole log; return the first difference. Raises `InputError` when the log's own times go back."""
+        """Go through the whole log; return the first difference. Raises `InputError` when the log's own times
+        go back."""
         try:
             self._env.run(self._env.process(self._host()))
         except _Differs as found:
@@ -137,7 +157,8 @@ class ReplayBackend:
             yield from self._finish()
 
     def _finish(self) -> SimProcess:
-        """The log is at its end: what is in flight completes, requests that are refused still come, and no batch is formed."""
+        """The log is at its end: what is in flight completes, requests that are refused still come, and no
+        batch is formed."""
         while self._in_flight:
             yield from self._collect(None)
         while isinstance(self._command, Wait) and self._command.until_ns is not None:
@@ -157,14 +178,21 @@ class ReplayBackend:
         replayed = None if batch is None else _decisions(batch)
         if row is None:
             if replayed is not None:
-                raise _Differs(Difference(f"batch {self.num_equal} is not in the log, which has ended", None, _line(replayed)))
+                raise _Differs(
+                    Difference(
+                        f"batch {self.num_equal} is not in the log, which has ended", None, _line(replayed)
+                    )
+                )
             return
         if batch is None or replayed is None:
             sentence = f"batch {row.seq} is in the log, the replay forms none at {row.submitted_ns} ns"
             raise _Differs(Difference(sentence, _line(row.fields), None))
         column = next((name for name in DECISIONS if replayed[name] != row.fields[name]), None)
         if column is not None:
-            sentence = f"batch {row.seq} differs in {column}: {row.fields[column]!r} in the log, {replayed[column]!r} in the replay"
+            sentence = (
+                f"batch {row.seq} differs in {column}: {row.fields[column]!r} in the log, "
+                f"{replayed[column]!r} in the replay"
+            )
             raise _Differs(Difference(sentence, _line(row.fields), _line({**row.fields, **replayed})))
         self.num_equal += 1
         self._in_flight.append((row, batch))
@@ -180,11 +208,13 @@ class ReplayBackend:
         row, batch = self._in_flight.popleft()
         yield from self._until(row.collected_ns, f"line {row.line}: collected_ns")
         stops = last_tokens(batch, self._engine.log.records, self._run)
-        self._send(Completion(row.seq, row.collected_ns, row.started_ns, row.finished_ns, stops, exits=row.exits))
+        self._send(
+            Completion(row.seq, row.collected_ns, row.started_ns, row.finished_ns, stops, exits=row.exits)
+        )
 
     def _launched_ns(self) -> int:
-        """When the host had handed over the last batch, or a little earlier, and before it collected the oldest: a client may have
-        hung up meanwhile."""
+        """When the host had launched the last batch, or a little earlier, and before it collected the oldest:
+        a client may have hung up meanwhile."""
         (oldest, _), (last, _) = self._in_flight[0], self._in_flight[-1]
         return min(last.submitted_ns + last.busy_ns, oldest.collected_ns)
 
@@ -207,19 +237,24 @@ def _decisions(batch: ExecutionBatch) -> dict[str, str]:
 
 
 def _request_difference(run: RecordedRun, ended: Iterable[RequestRecord]) -> Difference | None:
-    """The first request whose story is another one. When a refusal was noticed is no decision: the log's batches do not say it."""
+    """The first request whose story is another one. When a refusal was noticed is no decision: the log's
+    batches do not say it."""
     records = {record.request.request_id: record for record in ended}
     for request, logged in zip(run.requests, run.request_fields, strict=True):
         record = records.get(request.request_id)
         if record is None:
-            return Difference(f"request {request.request_id} never arrives in the replay", _line(logged), None)
+            return Difference(
+                f"request {request.request_id} never arrives in the replay", _line(logged), None
+            )
         values = ("" if value is None else str(value) for value in request_row(record))
         replayed = dict(zip(REQUEST_COLUMNS, values, strict=True))
         if record.status is Status.REFUSED:
             replayed["finished_ns"] = logged["finished_ns"]
         column = next((name for name in REQUEST_COLUMNS if replayed[name] != logged[name]), None)
         if column is not None:
-            return Difference(f"request {request.request_id} differs in {column}", _line(logged), _line(replayed))
+            return Difference(
+                f"request {request.request_id} differs in {column}", _line(logged), _line(replayed)
+            )
     return None
 
 

@@ -1,4 +1,5 @@
-"""One simulation: a checked config in, a run directory out. Everything between is the shared engine and a SimPy device."""
+"""One simulation: a checked config in, a run directory out. Everything between is the shared engine and a
+SimPy device."""
 
 import dataclasses
 import hashlib
@@ -7,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.config import RunConfig, input_sha256, model_shape
-from policies.core.arrivals import Arrivals
-from policies.core.engine import Engine
+from policies.config.runconfig import RunConfig, input_sha256, model_shape
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RunLog
+from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, WriteError
-from policies.core.model import ModelShape
-from policies.core.request import ExitOracle
-from policies.core.runlog import RunLog
-from policies.core.scheduler import Scheduler
-from policies.interrupt import CtrlC
+from policies.core.models.shape import ModelShape
+from policies.core.seam.request import ExitOracle
+from policies.costs.latency import LatencyModel
+from policies.costs.models import device_sha256, load_device
+from policies.process.interrupt import CtrlC
 from results.finish import write_outputs
 from results.identity import RunIdentity
 from results.metrics import RunStatus
 from results.rundir import BATCHES, RunDirectory
 from sim.backend import SimBackend
 from sim.exits import exit_oracle
-from sim.latency import LatencyModel
-from sim.models import device_sha256, load_device
 from workloads.spec import parse_workload
 from workloads.workload import Workload, load_workload
 
@@ -50,9 +51,13 @@ class Simulation:
         config.policy.check(model, config.scheduler, config.cache)
         config.exit.rule(model.num_loops)
         if workload is None:
-            workload = load_workload(parse_workload(config.workload, config.where), config.seed, config.base_dir)
+            workload = load_workload(
+                parse_workload(config.workload, config.where), config.seed, config.base_dir
+            )
         if workload.max_context is not None:
-            model = dataclasses.replace(model, max_context_tokens=min(model.max_context_tokens, workload.max_context))
+            model = dataclasses.replace(
+                model, max_context_tokens=min(model.max_context_tokens, workload.max_context)
+            )
         if config.cache.num_blocks is None:
             config = config.with_blocks(default_blocks(config, model, latency))
         exits = exit_oracle(config.exit, model.num_loops, workload, config.seed)
@@ -60,24 +65,29 @@ class Simulation:
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler. Raises `InputError` when the KV pool is too small for any request."""
-        return Scheduler(self.config.policy, self.model, self.config.scheduler, self.config.cache, self.config.exit)
+        return Scheduler(
+            self.config.policy, self.model, self.config.scheduler, self.config.cache, self.config.exit
+        )
 
 
 def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:
-    """KV blocks for the device's memory beside the weights, but no more than all running requests could ever use."""
+    """KV blocks for the device's memory beside the weights, but no more than all running requests could ever
+    use."""
     block_size, planes = config.cache.block_size, config.cache.planes(model.num_loops)
     fits = latency.facts.kv_blocks(model, block_size)
     useful = config.scheduler.max_num_seqs * planes * -(-model.max_context_tokens // block_size)
     if fits < planes:
         raise InputError(
-            f"device {latency.name}: {latency.facts.memory_bytes / 1e9:.0f} GB hold the {model.total_weight_bytes / 1e9:.1f} GB of "
-            f"weights of {model.name} and no KV block; set cache.num_blocks or choose another device"
+            f"device {latency.name}: {latency.facts.memory_bytes / 1e9:.0f} GB hold the "
+            f"{model.total_weight_bytes / 1e9:.1f} GB of weights of {model.name} and no KV block; set "
+            "cache.num_blocks or choose another device"
         )
     return min(fits, useful)
 
 
 def inputs_sha256(config: RunConfig) -> str:
-    """A hash of the files that a simulation depends on beside its config: the executor's too, and the latency model's numbers."""
+    """A hash of the files that a simulation depends on beside its config: the executor's too, and the latency
+    model's numbers."""
     return hashlib.sha256(f"{input_sha256(config)} {device_sha256(config.device)}".encode()).hexdigest()
 
 
@@ -92,10 +102,11 @@ def simulate(
 ) -> tuple[Path, dict[str, Any]]:
     """Run `config`, write its run directory, and return where it is and its summary.
 
-    `workload` stands in for the config's, whose files may not be here: then the summary has no `input_sha256`. Without `plots`
-    neither pictures nor a Perfetto trace are written. Ctrl-C ends the run as `interrupted`: what was simulated until then is
-    written and marked. Raises `InputError` for a wrong config, `WriteError` when the disk does not take it all, and what the engine
-    raises when an invariant breaks.
+    `workload` stands in for the config's, whose files may not be here: then the summary has no
+    `input_sha256`. Without `plots` neither pictures nor a Perfetto trace are written. Ctrl-C ends the run as
+    `interrupted`: what was simulated until then is written and marked. Raises `InputError` for a wrong
+    config, `WriteError` when the disk does not take it all, and what the engine raises when an invariant
+    breaks.
     """
     simulation = Simulation.prepare(config, workload)
     inputs = {} if workload else {"input_sha256": inputs_sha256(config)}
@@ -127,8 +138,8 @@ def simulate(
 
 
 def run_to_end(engine: Engine, simulation: Simulation) -> tuple[RunStatus, WriteError | None]:
-    """`complete`, `interrupted` when Ctrl-C came first, which takes effect between two steps, so that logs and records agree, or
-    `failed` with what the disk did not take."""
+    """`complete`, `interrupted` when Ctrl-C came first, which takes effect between two steps, so that logs
+    and records agree, or `failed` with what the disk did not take."""
     with CtrlC() as ctrl_c:
         try:
             SimBackend(

@@ -1,7 +1,9 @@
-"""The coefficients of a latency model from measured batches. What they mean is in `sim.modelfile`; scipy is imported here alone.
+"""The coefficients of a latency model from measured batches. What they mean is in `policies.costs.modelfile`;
+scipy is imported here alone.
 
-Most are non-negative, robust least-squares problems in relative errors: recurrent batches together, exit copies and host times as
-straight lines of a few features. Batches without recurrent loops are tables by row bucket.
+Most are non-negative, robust least-squares problems in relative errors: recurrent batches together, exit
+copies and host times as straight lines of a few features. Batches without recurrent loops are tables by row
+bucket.
 """
 
 import math
@@ -12,11 +14,20 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import isotonic_regression, least_squares, nnls
 
-from policies.core.batch import Stage
+from policies.core.seam.batch import Stage
+from policies.costs.features import Cutting, Work
+from policies.costs.latency import HostLoop
+from policies.costs.modelfile import (
+    Attention,
+    Combine,
+    Copies,
+    DeviceTimes,
+    HostTime,
+    StageHost,
+    Table,
+    attention_ns,
+)
 from results.profile import GAPS, Profile, ProfileRow
-from sim.features import Cutting, Work
-from sim.latency import HostLoop
-from sim.modelfile import Attention, Combine, Copies, DeviceTimes, HostTime, StageHost, Table, attention_ns
 
 Array = npt.NDArray[np.float64]
 OUTLIER = 0.03
@@ -32,7 +43,8 @@ NO_TIME = HostTime(0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A measured batch. `composition` is what must be held out together: the spans of its ranges, its rows where no depth runs."""
+    """A measured batch. `composition` is what must be held out together: the spans of its ranges, its rows
+    where no depth runs."""
 
     row: ProfileRow
     stage: Stage
@@ -44,7 +56,11 @@ class Case:
     @classmethod
     def of(cls, row: ProfileRow, cutting: Cutting) -> "Case":
         batch = row.batch()
-        composition = str(sorted(item[3:5] for item in batch.ranges)) if batch.loop_count else f"{batch.stage} {batch.rows}"
+        composition = (
+            str(sorted(item[3:5] for item in batch.ranges))
+            if batch.loop_count
+            else f"{batch.stage} {batch.rows}"
+        )
         work = cutting.work(cutting.key(batch.ranges))
         return cls(row, batch.stage, batch.loop_count, len(batch.ranges), work, composition)
 
@@ -63,20 +79,29 @@ class Case:
 def fit_device(cases: Sequence[Case], copies: Copies) -> DeviceTimes:
     """All device coefficients from `cases`, which hold some recurrent ones, some that embed and some CODA."""
     recurrent = _Recurrent([case for case in cases if case.loops])
-    tables = {name: _table([case for case in cases if TABLES.get(case.stage) == name]) for name in dict.fromkeys(TABLES.values())}
+    tables = {
+        name: _table([case for case in cases if TABLES.get(case.stage) == name])
+        for name in dict.fromkeys(TABLES.values())
+    }
     return recurrent.solve(tables, copies)
 
 
 def fit_copies(rows: Sequence[ProfileRow], num_loops: int) -> Copies:
-    """Of rows of kind `copies`: each range's row left after its depth and is written to every plane behind it."""
+    """Of rows of kind `copies`: each range's row left after its depth and is written to every plane behind
+    it."""
     ranges = [row.batch().ranges for row in rows]
     features = [[1.0, len(items), sum(num_loops - 1 - item.depth for item in items)] for items in ranges]
-    return Copies(*_straight(features, [float(row.device_ns or 0) for row in rows])) if rows else Copies(0.0, 0.0, 0.0)
+    return (
+        Copies(*_straight(features, [float(row.device_ns or 0) for row in rows]))
+        if rows
+        else Copies(0.0, 0.0, 0.0)
+    )
 
 
 class _Recurrent:
-    """Least squares over recurrent cases. Unknowns, all >= 0: the launch, the linear table, three attention coefficients by tile
-    height and three of the combine. The table may fall where another kernel takes over, as it does from 4 to 8 rows on an H200."""
+    """Least squares over recurrent cases. Unknowns, all >= 0: the launch, the linear table, three attention
+    coefficients by tile height and three of the combine. The table may fall where another kernel takes over,
+    as it does from 4 to 8 rows on an H200."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self._buckets = sorted({case.work.bucket for case in cases})
@@ -89,10 +114,15 @@ class _Recurrent:
 
     def solve(self, tables: Mapping[str, Table], copies: Copies) -> DeviceTimes:
         linear = np.array(
-            [0.8 * float((self._measured / self._loops)[self._bucket == at].min()) for at in range(len(self._buckets))]
+            [
+                0.8 * float((self._measured / self._loops)[self._bucket == at].min())
+                for at in range(len(self._buckets))
+            ]
         )
         heights = np.ones(len(self._heights))
-        guess = np.concatenate([[5e3], linear, 3e4 * heights, 2e3 * heights, 5e3 * heights, [1e4, 100.0, 50.0]])
+        guess = np.concatenate(
+            [[5e3], linear, 3e4 * heights, 2e3 * heights, 5e3 * heights, [1e4, 100.0, 50.0]]
+        )
         result = least_squares(
             lambda unknowns: self._predicted(unknowns) / self._measured - 1,
             guess, bounds=(0, np.inf), x_scale=guess, loss="soft_l1", f_scale=OUTLIER,
@@ -101,7 +131,10 @@ class _Recurrent:
         return DeviceTimes(
             launch_ns=_short(launch),
             linear=Table(tuple(self._buckets), tuple(map(_short, linear))),
-            attention={height: Attention(*(_short(column[at]) for column in attention)) for at, height in enumerate(self._heights)},
+            attention={
+                height: Attention(*(_short(column[at]) for column in attention))
+                for at, height in enumerate(self._heights)
+            },
             combine=Combine(*map(_short, combine)),
             copies=copies,
             **tables,
@@ -109,7 +142,9 @@ class _Recurrent:
 
     def _parts(self, unknowns: Array) -> tuple[float, Array, Array, Array]:
         num_buckets, num_heights = len(self._buckets), len(self._heights)
-        launch, linear, attention, combine = np.split(unknowns, [1, 1 + num_buckets, 1 + num_buckets + 3 * num_heights])
+        launch, linear, attention, combine = np.split(
+            unknowns, [1, 1 + num_buckets, 1 + num_buckets + 3 * num_heights]
+        )
         return float(launch[0]), linear, attention.reshape(3, num_heights), combine
 
     def _predicted(self, unknowns: Array) -> Array:
@@ -133,9 +168,11 @@ def _table(cases: Sequence[Case]) -> Table:
 def _straight(
     features: Sequence[Sequence[float]], measured: Sequence[float], weights: Sequence[float] | None = None
 ) -> list[float]:
-    """Non-negative coefficients of `features`, robust and in relative errors; a case of weight 4 counts as four.
+    """Non-negative coefficients of `features`, robust and in relative errors; a case of weight 4 counts as
+    four.
 
-    A feature that these cases cannot tell from those before it has no part. The start is the plain least-squares solution.
+    A feature that these cases cannot tell from those before it has no part. The start is the plain
+    least-squares solution.
     """
     all_features, values = np.array(features), np.array(measured)
     kept: list[int] = []
@@ -147,7 +184,11 @@ def _straight(
     start = nnls(relative * scale[:, None], scale)[0]
     unit = 1 / np.abs(relative).mean(axis=0)
     result = least_squares(
-        lambda part: scale * (relative * unit @ part - 1), start / unit, bounds=(-1e-12, np.inf), loss="soft_l1", f_scale=OUTLIER
+        lambda part: scale * (relative * unit @ part - 1),
+        start / unit,
+        bounds=(-1e-12, np.inf),
+        loss="soft_l1",
+        f_scale=OUTLIER,
     )
     solution = np.zeros(all_features.shape[1])
     solution[kept] = np.maximum(result.x, 0.0) * unit
@@ -157,14 +198,18 @@ def _straight(
 def fit_host(cases: Sequence[Case]) -> dict[Stage, StageHost]:
     """Host times by stage; stages with recurrent loops are packed and launched alike and share theirs.
 
-    Batches of real runs count alone where there are enough of them; a stage that was not measured takes the line of all.
+    Batches of real runs count alone where there are enough of them; a stage that was not measured takes the
+    line of all.
     """
     result = {}
     for stage in Stage:
         mine = [case for case in cases if case.stage is stage or (stage not in TABLES and case.loops)]
         real = [case for case in mine if case.row.kind == "host"]
         select, prepare, launch = (
-            next((line for line in (_line(some, name) for some in (real, mine, cases)) if line is not None), NO_TIME)
+            next(
+                (line for line in (_line(some, name) for some in (real, mine, cases)) if line is not None),
+                NO_TIME,
+            )
             for name in ("select_ns", "prepare_ns", "launch_ns")
         )
         result[stage] = StageHost(select, prepare, launch, _idle_share(mine or cases))
@@ -172,17 +217,27 @@ def fit_host(cases: Sequence[Case]) -> dict[Stage, StageHost]:
 
 
 def _line(cases: Sequence[Case], column: str) -> HostTime | None:
-    """The coefficients of a host column, every line counting by its observations; None where less than ENOUGH was measured."""
+    """The coefficients of a host column, every line counting by its observations; None where less than ENOUGH
+    was measured."""
     known = [case for case in cases if getattr(case.row, column)]
     if len(known) < ENOUGH:
         return None
     features = [[1.0, case.num_ranges, case.row.rows or 0, case.loops] for case in known]
-    return HostTime(*_straight(features, [float(getattr(case.row, column)) for case in known], [case.row.n or 1 for case in known]))
+    return HostTime(
+        *_straight(
+            features,
+            [float(getattr(case.row, column)) for case in known],
+            [case.row.n or 1 for case in known],
+        )
+    )
 
 
 def _idle_share(cases: Sequence[Case]) -> float:
-    """What an idle device adds over the launching times of the same cases, in medians: both are long where the host was slow."""
-    known = [case.row for case in cases if case.row.idle_device_ns and case.row.device_ns and case.row.launch_ns]
+    """What an idle device adds over the launching times of the same cases, in medians: both are long where
+    the host was slow."""
+    known = [
+        case.row for case in cases if case.row.idle_device_ns and case.row.device_ns and case.row.launch_ns
+    ]
     if not known:
         return 0.0
     extra = np.median([(row.idle_device_ns or 0) - (row.device_ns or 0) for row in known])
@@ -190,7 +245,8 @@ def _idle_share(cases: Sequence[Case]) -> float:
 
 
 def fit_loop(profile: Profile) -> HostLoop:
-    """Each part of the loop: the median of the profiled runs, each counting by its observations; 0 where none was seen."""
+    """Each part of the loop: the median of the profiled runs, each counting by its observations; 0 where none
+    was seen."""
     gaps = profile.of_kind("gap")
 
     def typical(text: str) -> int:
@@ -203,12 +259,18 @@ def fit_loop(profile: Profile) -> HostLoop:
 
 
 def _host_spread(rows: Sequence[ProfileRow]) -> float:
-    """Of a log-normal distribution, from the median ratio of the 90th percentile of packing and launching to its median."""
+    """Of a log-normal distribution, from the median ratio of the 90th percentile of packing and launching to
+    its median."""
     medians = [(row.prepare_ns or 0) + (row.launch_ns or 0) for row in rows]
-    ratios = [(row.host_p90_ns or 0) / median for row, median in zip(rows, medians, strict=True) if median and row.host_p90_ns]
+    ratios = [
+        (row.host_p90_ns or 0) / median
+        for row, median in zip(rows, medians, strict=True)
+        if median and row.host_p90_ns
+    ]
     return round(max(0.0, math.log(float(np.median(ratios))) / DEVIATIONS_TO_P90), 4) if ratios else 0.0
 
 
 def _short(value: float) -> float:
-    """Six significant digits, no less than a thousandth of a nanosecond: more is noise that differs between machines."""
+    """Six significant digits, no less than a thousandth of a nanosecond: more is noise that differs between
+    machines."""
     return round(float(f"{float(value):.6g}"), 3)

@@ -1,6 +1,8 @@
-"""A grid of simulations: cells in parallel over processes, each in a run directory of its own, finished ones never run again.
+"""A grid of simulations: cells in parallel over processes, each in a run directory of its own, finished ones
+never run again.
 
-Parallelism is joblib's: its default backend uses the local cores, a registered one (Dask, Ray) spreads the cells over a cluster.
+Parallelism is joblib's: its default backend uses the local cores, a registered one (Dask, Ray) spreads the
+cells over a cluster.
 """
 
 import json
@@ -11,11 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import joblib
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from policies.config import RunConfig
+from policies.config.grid import load_grid
+from policies.config.runconfig import RunConfig
 from policies.core.errors import InputError
-from policies.grid import load_grid
 from results.identity import RunIdentity
 from results.load import finished_summary
 from results.sweep import workload_labels
@@ -25,7 +34,8 @@ from workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point of the grid: its config, its place on the axes, its directory, and what its workload is called."""
+    """One point of the grid: its config, its place on the axes, its directory, and what its workload is
+    called."""
 
     config: RunConfig
     axes: Mapping[str, Any]
@@ -34,7 +44,8 @@ class Cell:
 
 
 def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
-    """The cells of a sweep file, each with its directory below `out`. Raises `InputError`, also when two are the same run."""
+    """The cells of a sweep file, each with its directory below `out`. Raises `InputError`, also when two are
+    the same run."""
     cells: dict[Path, Cell] = {}
     grid = load_grid(path, overrides)
     labels = workload_labels([(axes, config.resolved) for axes, config in grid])
@@ -43,7 +54,9 @@ def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
         cell = Cell(config, axes, out / "cells" / name, label)
         if cell.directory in cells:
             twin = cells[cell.directory]
-            raise InputError(f"{path}: grid: {dict(twin.axes)} and {dict(axes)} are the same run, expected it once")
+            raise InputError(
+                f"{path}: grid: {dict(twin.axes)} and {dict(axes)} are the same run, expected it once"
+            )
         cells[cell.directory] = cell
     return list(cells.values())
 
@@ -51,8 +64,9 @@ def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
 def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Yield (cell, summary) as cells finish, earlier finished ones first; shows a progress bar on stderr.
 
-    Every cell is prepared before the first runs, so that a wrong one costs nothing. A cell that breaks an invariant ends the sweep
-    with its error, and Ctrl-C in any cell ends it too; finished cells stay, and the next call goes on from there.
+    Every cell is prepared before the first runs, so that a wrong one costs nothing. A cell that breaks an
+    invariant ends the sweep with its error, and Ctrl-C in any cell ends it too; finished cells stay, and the
+    next call goes on from there.
     """
     todo = []
     for cell in cells:
@@ -64,11 +78,19 @@ def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[
     _check(todo)
     if len(todo) < len(cells):
         print(f"{len(cells) - len(todo)} of {len(cells)} cells are finished already", file=sys.stderr)
-    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("simulating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, disable=not todo, console=_stderr()) as progress:
         task = progress.add_task("cells", total=len(todo))
         parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-        for index, summary in parallel(joblib.delayed(_run_cell)(at, cell, keep_batches) for at, cell in enumerate(todo)):
+        for index, summary in parallel(
+            joblib.delayed(_run_cell)(at, cell, keep_batches) for at, cell in enumerate(todo)
+        ):
             if summary["status"] == "interrupted":
                 raise KeyboardInterrupt  # it was meant for the sweep, and has been spent on one cell
             progress.advance(task)
@@ -87,7 +109,9 @@ def _check(cells: Sequence[Cell]) -> None:
 
 
 def _run_cell(index: int, cell: Cell, keep_batches: bool) -> tuple[int, dict[str, Any]]:
-    return index, simulate(cell.config, cell.directory, label=cell.label, plots=False, keep_batches=keep_batches)[1]
+    return index, simulate(
+        cell.config, cell.directory, label=cell.label, plots=False, keep_batches=keep_batches
+    )[1]
 
 
 def _stderr() -> Any:

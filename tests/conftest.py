@@ -1,4 +1,5 @@
-"""Runs Triton kernels in its interpreter on machines without an NVIDIA GPU; it must be chosen before triton is first imported."""
+"""Runs Triton kernels in its interpreter on machines without an NVIDIA GPU; it must be chosen before triton
+is first imported."""
 
 import os
 import shutil

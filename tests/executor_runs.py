@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from log_checker import Rules
 
-from executor.fingerprint import Fingerprint, Fingerprints
-from executor.preserve import Comparison, compare
+from executor.checks.fingerprint import Fingerprint, Fingerprints
+from executor.checks.preserve import Comparison, compare
 from executor.run import execute
 from executor.session import PlannedRun, Session
-from policies.config import RunConfig, apply_overrides, parse_config
+from policies.config.runconfig import RunConfig, apply_overrides, parse_config
 
 torch.set_num_threads(1)
 
@@ -21,7 +21,12 @@ BASE: dict[str, Any] = {
     "model": "ouro-tiny",
     "policy": "wcpb",
     "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 96, "prefill_chunk_size": 16},
-    "workload": {"kind": "synthetic", "num_requests": 4, "prompt_tokens": [37, 5, 70, 1], "output_tokens": [4, 2, 5]},
+    "workload": {
+        "kind": "synthetic",
+        "num_requests": 4,
+        "prompt_tokens": [37, 5, 70, 1],
+        "output_tokens": [4, 2, 5],
+    },
     "seed": 0,
 }
 
@@ -52,14 +57,23 @@ class Done:
 
 
 def run_on(session: Session, out: Path, run: PlannedRun | None = None, **options: Any) -> Done:
-    """Execute `run` (the session's first) under fingerprints and, unless told otherwise, the address audit."""
+    """Execute `run` (the session's first) under fingerprints and, unless told otherwise, the address
+    audit."""
     fingerprints = Fingerprints(session.pools)
-    found = execute(session, run or session.runs[0], out, plots=False, fingerprints=fingerprints, **({"audit": True} | options))
+    found = execute(
+        session,
+        run or session.runs[0],
+        out,
+        plots=False,
+        fingerprints=fingerprints,
+        **({"audit": True} | options),
+    )
     return Done(*found, fingerprints.finish())
 
 
 def rules_of(session: Session, run: PlannedRun, **changes: Any) -> Rules:
-    """What the log checker must know of `run`. Real time passes between an event and the next, so times are not exact."""
+    """What the log checker must know of `run`. Real time passes between an event and the next, so times are
+    not exact."""
     config, num_loops, cache = run.config, session.shape.num_loops, run.config.cache
     assert cache.num_blocks is not None
     planes, grows = cache.planes(num_loops), cache.allocation == "incremental"
@@ -82,7 +96,10 @@ def rules_of(session: Session, run: PlannedRun, **changes: Any) -> Rules:
         "shares_prefixes": cache.prefix_caching,
         "concurrency": run.workload.concurrency,
         "has_exact_times": False,
-        "outputs": {item.request_id: run.workload.oracle.output_tokens(item.request_id) for item in run.workload.requests},
+        "outputs": {
+            item.request_id: run.workload.oracle.output_tokens(item.request_id)
+            for item in run.workload.requests
+        },
     }
     return Rules(**(rules | changes))
 
@@ -90,4 +107,6 @@ def rules_of(session: Session, run: PlannedRun, **changes: Any) -> Rules:
 def delivered(done: Done) -> dict[int, int]:
     """Output tokens of every request that got one, as `requests.csv` has them."""
     lines = csv.DictReader(io.StringIO(done.text("requests.csv")))
-    return {int(line["request_id"]): int(line["output_tokens"]) for line in lines if int(line["output_tokens"])}
+    return {
+        int(line["request_id"]): int(line["output_tokens"]) for line in lines if int(line["output_tokens"])
+    }

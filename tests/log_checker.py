@@ -1,8 +1,10 @@
-"""An outside checker of the nine invariants (design section 2): reads the text of `batches.csv` and `requests.csv`, nothing else.
+"""An outside checker of the nine invariants (design section 2): reads the text of `batches.csv` and
+`requests.csv`, nothing else.
 
-Imports none of the scheduler's code, so that a mistake there cannot hide itself here. It replays the log as the order of events
-that `after_seq` fixes (batch formed, batch collected), keeps its own account of every request, and raises `Broken` at the first
-event that an invariant forbids. Invariant 8 (same seed, same bytes) needs two logs and is a plain comparison.
+Imports none of the scheduler's code, so that a mistake there cannot hide itself here. It replays the log as
+the order of events that `after_seq` fixes (batch formed, batch collected), keeps its own account of every
+request, and raises `Broken` at the first event that an invariant forbids. Invariant 8 (same seed, same bytes)
+needs two logs and is a plain comparison.
 """
 
 from log_holdings import Holdings
@@ -66,21 +68,37 @@ class Replay(Holdings):
         self._check_concurrency()
 
     def _check_times(self, batch: Batch, previous: Batch | None) -> None:
-        """Invariant 6, and the order of events: the device is a FIFO and at most `inflight` batches are submitted at once."""
+        """Invariant 6, and the order of events: the device is a FIFO and at most `inflight` batches are
+        submitted at once."""
         seq = batch.seq
         if not 0 <= batch.submitted_ns <= batch.started_ns <= batch.finished_ns <= batch.collected_ns:
-            raise Broken(6, f"batch {seq} submitted, started, finished, collected at {batch.submitted_ns}, {batch.started_ns}, "
+            raise Broken(6, f"batch {seq} submitted, started, finished, collected at {batch.submitted_ns}, "
+                            f"{batch.started_ns}, "
                             f"{batch.finished_ns}, {batch.collected_ns} ns")  # fmt: skip
         if batch.after_seq >= seq or seq - batch.after_seq > self.rules.inflight:
-            raise Broken(5, f"batch {seq} formed after collecting {batch.after_seq}, inflight is {self.rules.inflight}")
+            raise Broken(
+                5, f"batch {seq} formed after collecting {batch.after_seq}, inflight is {self.rules.inflight}"
+            )
         if batch.after_seq >= 0 and self.batches[batch.after_seq].collected_ns > batch.submitted_ns:
-            raise Broken(6, f"batch {seq} formed at {batch.submitted_ns} ns, before batch {batch.after_seq} was collected")
+            raise Broken(
+                6,
+                f"batch {seq} formed at {batch.submitted_ns} ns, before batch {batch.after_seq} was "
+                "collected",
+            )
         if self.batches[batch.after_seq + 1].collected_ns < batch.submitted_ns:
-            raise Broken(6, f"batch {seq} formed at {batch.submitted_ns} ns without batch {batch.after_seq + 1}, collected earlier")
+            raise Broken(
+                6,
+                f"batch {seq} formed at {batch.submitted_ns} ns without batch {batch.after_seq + 1}, "
+                "collected earlier",
+            )
         if previous is None:
             return
         if batch.started_ns < previous.finished_ns:
-            raise Broken(6, f"batch {seq} started at {batch.started_ns} ns, batch {seq - 1} finished at {previous.finished_ns}")
+            raise Broken(
+                6,
+                f"batch {seq} started at {batch.started_ns} ns, batch {seq - 1} finished at "
+                f"{previous.finished_ns}",
+            )
         if batch.submitted_ns < previous.submitted_ns or batch.collected_ns < previous.collected_ns:
             raise Broken(6, f"batch {seq} was submitted or collected before batch {seq - 1}")
         if batch.after_seq < previous.after_seq:
@@ -91,7 +109,11 @@ class Replay(Holdings):
         rules, ranges = self.rules, batch.ranges
         ids = {item.request_id for item in ranges}
         if batch.rows != sum(item.count for item in ranges) or batch.num_requests != len(ids):
-            raise Broken(0, f"batch {batch.seq} counts {batch.rows} rows of {batch.num_requests} requests, its ranges do not")
+            raise Broken(
+                0,
+                f"batch {batch.seq} counts {batch.rows} rows of {batch.num_requests} requests, its ranges do "
+                "not",
+            )
         if batch.rows > rules.max_num_batched_tokens:
             raise Broken(5, f"batch {batch.seq} has {batch.rows} rows of {rules.max_num_batched_tokens}")
         if len(ids) > rules.max_num_seqs:
@@ -106,14 +128,21 @@ class Replay(Holdings):
             if item.stage not in RANGE_STAGES[batch.stage]:
                 raise Broken(2, f"{item.stage} range in {batch.stage} batch {batch.seq}")
             if not 0 <= item.depth <= rules.num_loops - batch.loops:
-                raise Broken(2, f"batch {batch.seq} runs {batch.loops} depths from {item.depth} of {rules.num_loops}")
+                raise Broken(
+                    2, f"batch {batch.seq} runs {batch.loops} depths from {item.depth} of {rules.num_loops}"
+                )
             ends = (rules.num_loops,) if item.is_prompt else (rules.last_loop, rules.min_loops)
             runs_to_end = item.depth + batch.loops in ends
             if not runs_to_end and (batch.loops > 1 or item.stage == "PREFILL"):
-                raise Broken(2, f"batch {batch.seq} stops {item} after {batch.loops} depths: neither a boundary nor the end")
+                raise Broken(
+                    2,
+                    f"batch {batch.seq} stops {item} after {batch.loops} depths: neither a boundary nor the "
+                    "end",
+                )
 
     def _form(self, batch: Batch, now_ns: int) -> int:
-        """Batch `batch` is formed: the chance must be there, and every range must follow from what ran before."""
+        """Batch `batch` is formed: the chance must be there, and every range must follow from what ran
+        before."""
         self._check_idle(now_ns, batch, None)
         self._formed_seq = batch.seq
         self._arrive(batch.submitted_ns)
@@ -136,19 +165,29 @@ class Replay(Holdings):
             else:
                 self._check_decode(track, item, batch)
             if batch.loops and item.start + item.count > len(track.groups) * self.rules.block_size:
-                raise Broken(4, f"batch {batch.seq}: {item} writes beyond the {len(track.groups)} groups of its request")
+                raise Broken(
+                    4,
+                    f"batch {batch.seq}: {item} writes beyond the {len(track.groups)} groups of its request",
+                )
         for item in batch.ranges:
             self._apply(self.tracks[item.request_id], item, batch)
         for track in {item.request_id: self.tracks[item.request_id] for item in batch.ranges}.values():
             frontiers = [track.prompt_end, track.staged, *track.done]
             if frontiers != sorted(frontiers, reverse=True):
-                raise Broken(1, f"request {track.request_id} after batch {batch.seq}: staged {track.staged}, depths {track.done}")
+                raise Broken(
+                    1,
+                    f"request {track.request_id} after batch {batch.seq}: staged {track.staged}, depths "
+                    f"{track.done}",
+                )
         return batch.submitted_ns + (batch.host_ns if self.rules.has_exact_times else 0)
 
     def _check_prompt(self, track: Track, item: Range, batch: Batch) -> None:
-        """Invariants 2 and 3 against the state before the batch: coverage, causal order, chunk boundaries, ring slots."""
+        """Invariants 2 and 3 against the state before the batch: coverage, causal order, chunk boundaries,
+        ring slots."""
         start, end, chunk = item.start, item.start + item.count, self.rules.chunk_tokens
-        where = f"batch {batch.seq}, request {track.request_id}, tokens [{start}, {end}) at depth {item.depth}"
+        where = (
+            f"batch {batch.seq}, request {track.request_id}, tokens [{start}, {end}) at depth {item.depth}"
+        )
         if track.expects != "PROMPT":
             raise Broken(2, f"{where}: the prompt is done")
         first, last = (start - track.origin) // chunk, (end - 1 - track.origin) // chunk
@@ -173,18 +212,27 @@ class Replay(Holdings):
             raise Broken(3, f"{where}: {resident} chunks resident, {self.rules.resident_chunks} allowed")
 
     def _check_decode(self, track: Track, item: Range, batch: Batch) -> None:
-        """Invariant 2 for decode: CODA, then PRELUDE, all depths and CODA of the next position, one row each."""
+        """Invariant 2 for decode: CODA, then PRELUDE, all depths and CODA of the next position, one row
+        each."""
         if item.stage == "RECURRENT" and self.rules.min_loops is not None:
             boundary = max(self.rules.min_loops, item.depth + 1)
             if boundary < self.rules.last_loop and item.depth + batch.loops > boundary:
                 raise Broken(2, f"batch {batch.seq}: {item} runs past loop {boundary}, where it may leave")
         depth = 0 if item.stage == "PRELUDE" else track.depth
         if (item.stage, item.start, item.count, item.depth) != (track.expects, track.position, 1, depth):
-            raise Broken(2, f"batch {batch.seq}: {item}, expected {track.expects} at {track.position}, depth {track.depth}")
+            raise Broken(
+                2,
+                f"batch {batch.seq}: {item}, expected {track.expects} at {track.position}, depth "
+                f"{track.depth}",
+            )
 
     def _apply(self, track: Track, item: Range, batch: Batch) -> None:
         if track.last_seq < 0 and track.first_scheduled_ns != batch.submitted_ns:
-            raise Broken(6, f"request {track.request_id} first ran at {batch.submitted_ns}, not {track.first_scheduled_ns} ns")
+            raise Broken(
+                6,
+                f"request {track.request_id} first ran at {batch.submitted_ns}, not "
+                f"{track.first_scheduled_ns} ns",
+            )
         track.last_seq = batch.seq
         loops = batch.loops
         if item.is_prompt:
@@ -197,19 +245,23 @@ class Replay(Holdings):
             track.coda_seqs.append(batch.seq)
             track.position += 1
             track.depth = 0
-            track.expects = "PRELUDE" if len(track.coda_seqs) < track.max_tokens else "NOTHING"
+            track.expects = "PRELUDE" if len(track.coda_seqs) < track.max_tokens else "NO_TRANSFERS"
         elif item.stage == "PRELUDE":
             track.expects = "RECURRENT"
         else:
             track.depth += loops
             if track.depth == self.rules.last_loop:
                 is_known = track.undecided_until <= self._collected_seq
-                track.expects, track.depth = "CODA" if is_known else "DECISION", track.depth % self.rules.num_loops
+                track.expects, track.depth = (
+                    "CODA" if is_known else "DECISION",
+                    track.depth % self.rules.num_loops,
+                )
             elif self.rules.min_loops is not None and track.depth >= self.rules.min_loops:
                 track.undecided_until = batch.seq
 
     def _collect(self, now_ns: int) -> int:
-        """The oldest submitted batch is collected: tokens are delivered and what nothing uses any more returns.
+        """The oldest submitted batch is collected: tokens are delivered and what nothing uses any more
+        returns.
 
         Who has hung up by then gets no token of it.
         """
@@ -230,8 +282,10 @@ class Replay(Holdings):
             if item.stage == "CODA" and not track.is_ended:
                 number = track.coda_seqs.index(batch.seq)
                 if number >= len(track.token_ns) or track.token_ns[number] != batch.finished_ns:
-                    raise Broken(7, f"token {number + 1} of request {track.request_id} was made by batch {batch.seq}, finished at "
-                                    f"{batch.finished_ns} ns; delivered at {track.token_ns[number:number + 1]}")  # fmt: skip
+                    raise Broken(7, f"token {number + 1} of request {track.request_id} was made by batch "
+                                    f"{batch.seq}, finished at "
+                                    f"{batch.finished_ns} ns; delivered at "
+                                    f"{track.token_ns[number:number + 1]}")  # fmt: skip
                 track.delivered += 1
                 track.is_ended = track.status != "cancelled" and track.delivered == track.output_tokens
                 self._clients_free += track.is_ended and self.rules.concurrency is not None
@@ -240,19 +294,30 @@ class Replay(Holdings):
 
     def _drop_ended(self) -> None:
         self._running = {
-            key: track for key, track in self._running.items() if not (track.is_ended and track.last_seq <= self._collected_seq)
+            key: track
+            for key, track in self._running.items()
+            if not (track.is_ended and track.last_seq <= self._collected_seq)
         }
 
     def _check_exits(self, batch: Batch) -> None:
-        """Tokens reported to have left go on to CODA; rows of theirs in later batches are surplus. No CODA before all is known."""
+        """Tokens reported to have left go on to CODA; rows of theirs in later batches are surplus. No CODA
+        before all is known."""
         rows = {item.request_id: item for item in batch.ranges if item.stage == "RECURRENT"}
         for request_id in sorted(batch.exits):
             track, item = self.tracks[request_id], rows.get(request_id)
             if item is None or batch.seq <= track.surplus_until:
-                raise Broken(2, f"batch {batch.seq} reports an exit of request {request_id}, which has no row in it or has left")
+                raise Broken(
+                    2,
+                    f"batch {batch.seq} reports an exit of request {request_id}, which has no row in it or "
+                    "has left",
+                )
             loops, first = item.depth + batch.loops, self.rules.min_loops
             if first is None or not first <= loops < self.rules.last_loop:
-                raise Broken(2, f"batch {batch.seq}: request {request_id} leaves after {loops} loops, from {first} on it may")
+                raise Broken(
+                    2,
+                    f"batch {batch.seq}: request {request_id} leaves after {loops} loops, from {first} on it "
+                    "may",
+                )
             if not track.is_ended:
                 track.expects, track.depth = "CODA", loops
                 track.undecided_until = batch.seq
@@ -282,12 +347,16 @@ class Replay(Holdings):
                     self._check_formed(forms, at_ns)
                     return
             if forms:
-                raise Broken(9, f"batch {forms.seq} is formed at {forms.submitted_ns} ns, when nothing had happened")
+                raise Broken(
+                    9, f"batch {forms.seq} is formed at {forms.submitted_ns} ns, when nothing had happened"
+                )
 
     def _check_idle_under_pressure(self, now_ns: int, forms: Batch | None, collects: Batch | None) -> None:
-        """Work may have to wait for blocks as long as a batch is in flight; with none, a batch is formed whenever anybody is there.
+        """Work may have to wait for blocks as long as a batch is in flight; with none, a batch is formed
+        whenever anybody is there.
 
-        In flight or not, one is formed when all who run have the blocks they need and nobody can be made to give way.
+        In flight or not, one is formed when all who run have the blocks they need and nobody can be
+        preempted.
         """
         if self._formed_seq > self._collected_seq:
             ready = [track for track in self._running.values() if track.is_ready]
@@ -308,7 +377,9 @@ class Replay(Holdings):
         if batch is None:
             raise Broken(9, f"ready work and a place in flight at {now_ns} ns, and no batch formed")
         if self.rules.has_exact_times and batch.submitted_ns != now_ns:
-            raise Broken(9, f"batch {batch.seq} could have been formed at {now_ns} ns, was at {batch.submitted_ns}")
+            raise Broken(
+                9, f"batch {batch.seq} could have been formed at {now_ns} ns, was at {batch.submitted_ns}"
+            )
 
     def _next_ns(self) -> int | None:
         """When somebody arrives or hangs up next."""
@@ -317,7 +388,8 @@ class Replay(Holdings):
         return min(times, default=None)
 
     def _arrive(self, now_ns: int) -> None:
-        """Requests that have arrived by `now_ns` wait; under a closed loop the next one comes after an earlier one's end.
+        """Requests that have arrived by `now_ns` wait; under a closed loop the next one comes after an
+        earlier one's end.
 
         Whoever has hung up by then waits no more, or runs no more.
         """
@@ -338,7 +410,9 @@ class Replay(Holdings):
                 self._waiting.remove(track)
                 self._swapped -= track.swapped
             elif track.request_id not in self._running:
-                raise Broken(7, f"request {track.request_id} is cancelled at {at_ns} ns and neither waits nor runs")
+                raise Broken(
+                    7, f"request {track.request_id} is cancelled at {at_ns} ns and neither waits nor runs"
+                )
             self._drop_ended()
 
     def _check_refusals(self) -> None:
@@ -354,22 +428,39 @@ class Replay(Holdings):
         """Invariant 7: it ended once, with the tokens it should have; and its own times are in order (6)."""
         who = f"request {track.request_id}"
         if track.status == "refused":
-            if track.last_seq >= 0 or track.output_tokens or track.finished_ns is None or track.finished_ns < track.arrival_ns:
+            if (
+                track.last_seq >= 0
+                or track.output_tokens
+                or track.finished_ns is None
+                or track.finished_ns < track.arrival_ns
+            ):
                 raise Broken(7, f"{who} was refused and ran, or has no end")
             return
         if track.times_preempted != track.preemptions:
-            raise Broken(7, f"{who} gave way {track.times_preempted} times, told are {track.preemptions}")
+            raise Broken(
+                7, f"{who} was preempted {track.times_preempted} times, told are {track.preemptions}"
+            )
         is_cancelled = track.status == "cancelled"
-        if not (is_cancelled or track.status == "finished") or not track.is_ended or track.request_id in self._running:
+        if (
+            not (is_cancelled or track.status == "finished")
+            or not track.is_ended
+            or track.request_id in self._running
+        ):
             raise Broken(7, f"{who} is {track.status} with {track.output_tokens} tokens delivered")
         least = 0 if is_cancelled else 1
         if not least <= track.delivered == track.output_tokens == len(track.token_ns) <= track.max_tokens:
-            raise Broken(7, f"{who} has {track.output_tokens} tokens, {len(track.token_ns)} times, max_tokens {track.max_tokens}")
+            raise Broken(
+                7,
+                f"{who} has {track.output_tokens} tokens, {len(track.token_ns)} times, max_tokens "
+                f"{track.max_tokens}",
+            )
         if self.rules.outputs is not None:
             expected = min(self.rules.outputs.get(track.request_id, track.max_tokens), track.max_tokens)
             if track.output_tokens != expected and not (is_cancelled and track.output_tokens < expected):
                 raise Broken(7, f"{who} ended after {track.output_tokens} tokens, the oracle says {expected}")
-        scheduled = [] if is_cancelled and track.first_scheduled_ns is None else [track.first_scheduled_ns or 0]
+        scheduled = (
+            [] if is_cancelled and track.first_scheduled_ns is None else [track.first_scheduled_ns or 0]
+        )
         times = [track.arrival_ns, *scheduled, *track.token_ns, track.finished_ns or 0]
         if times != sorted(times) or (not is_cancelled and track.finished_ns != track.token_ns[-1]):
             raise Broken(6, f"{who}: arrival, first scheduled, tokens, finish at {times} ns")
@@ -378,10 +469,16 @@ class Replay(Holdings):
         """A closed loop never has more requests outstanding than its clients."""
         if self.rules.concurrency is None:
             return
-        spans = [(t.arrival_ns, t.finished_ns or 0) for t in self.tracks.values() if t.finished_ns != t.arrival_ns]
+        spans = [
+            (t.arrival_ns, t.finished_ns or 0) for t in self.tracks.values() if t.finished_ns != t.arrival_ns
+        ]
         edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
         outstanding = 0
         for at_ns, step in edges:
             outstanding += step
             if outstanding > self.rules.concurrency:
-                raise Broken(7, f"{outstanding} requests outstanding at {at_ns} ns, concurrency is {self.rules.concurrency}")
+                raise Broken(
+                    7,
+                    f"{outstanding} requests outstanding at {at_ns} ns, concurrency is "
+                    f"{self.rules.concurrency}",
+                )

@@ -1,4 +1,5 @@
-"""The checker's account of who holds what: places, block groups, shared prefixes, copies in host memory (invariants 4 and 9)."""
+"""The checker's account of who holds what: places, block groups, shared prefixes, copies in host memory
+(invariants 4 and 9)."""
 
 from log_reader import Batch, Broken, Rules, Track
 
@@ -44,20 +45,27 @@ class Holdings:
         return max(0, -(-self._next_positions(track) // self.rules.block_size) - len(track.groups))
 
     def _check_preemptions(self, batch: Batch) -> None:
-        """Who gives way is idle, ranks last, and does so for somebody who ranks before; what it holds is free afterwards."""
+        """Who is preempted is idle, ranks last, and does so for somebody who ranks before; what it holds is
+        free afterwards."""
         victims = [self.tracks[request_id] for request_id in batch.preempted]
-        idle = [track for track in self._running.values() if track.last_seq <= self._collected_seq and not track.is_ended]
+        idle = [
+            track
+            for track in self._running.values()
+            if track.last_seq <= self._collected_seq and not track.is_ended
+        ]
         for victim in victims:
             who = f"batch {batch.seq}: request {victim.request_id}"
             if victim not in idle or self.rules.preemption == "off":
-                raise Broken(4, f"{who} gives way and does not run, or is still in flight, or nobody may")
+                raise Broken(4, f"{who} is preempted and does not run, or is still in flight, or nobody may")
             spared = [track for track in idle if track not in victims and track.request_id not in batch.grown]
             if any(self._rank(track) > self._rank(victim) for track in spared):
-                raise Broken(4, f"{who} gives way, and one that ranks after it does not")
+                raise Broken(4, f"{who} is preempted, and one that ranks after it does not")
             grown = any(self._rank(self.tracks[other]) < self._rank(victim) for other in batch.grown)
-            admitted = self.rules.by_priority and any(self.tracks[other].priority < victim.priority for other in batch.allocated)
+            admitted = self.rules.by_priority and any(
+                self.tracks[other].priority < victim.priority for other in batch.allocated
+            )
             if not grown and not admitted:
-                raise Broken(4, f"{who} gives way for nobody")
+                raise Broken(4, f"{who} is preempted for nobody")
         for victim in victims:
             self._give_way(victim, batch.preempted[victim.request_id], batch)
 
@@ -89,7 +97,9 @@ class Holdings:
         for request_id, groups in batch.grown.items():
             track = self._running.get(request_id)
             if track is None or not groups or len(groups) != self._missing(track):
-                raise Broken(4, f"batch {batch.seq}: request {request_id} grows by {groups} and does not need that")
+                raise Broken(
+                    4, f"batch {batch.seq}: request {request_id} grows by {groups} and does not need that"
+                )
             self._take(track, groups)
 
     def _take(self, track: Track, groups: tuple[int, ...]) -> None:
@@ -97,12 +107,19 @@ class Holdings:
         for group in groups:
             if group in self._content:
                 del self._published[self._content.pop(group)]
-        if len({*held, *groups}) != len(held) + len(groups) or not all(0 <= group < self.rules.num_groups for group in groups):
-            raise Broken(4, f"request {track.request_id} got a group of {groups} twice, one that is held, or one that is not there")
+        if len({*held, *groups}) != len(held) + len(groups) or not all(
+            0 <= group < self.rules.num_groups for group in groups
+        ):
+            raise Broken(
+                4,
+                f"request {track.request_id} got a group of {groups} twice, one that is held, or one that is "
+                "not there",
+            )
         track.groups = (*track.groups, *groups)
 
     def _admissible(self) -> list[int]:
-        """Requests that admission lets in now, one after another, by queue order, scan limit and bypass limits."""
+        """Requests that admission lets in now, one after another, by queue order, scan limit and bypass
+        limits."""
         rules = self.rules
         self._waiting.sort(key=self._rank)
         free = self._free
@@ -126,7 +143,8 @@ class Holdings:
         return taken
 
     def _reuse(self, track: Track, groups: tuple[int, ...], batch: Batch) -> tuple[int, ...]:
-        """A request that computes its prompt begins with all that is published of it, but computes one token itself."""
+        """A request that computes its prompt begins with all that is published of it, but computes one token
+        itself."""
         who = f"batch {batch.seq}: request {track.request_id}"
         shared: list[int] = []
         if self.rules.shares_prefixes and not (track.is_parked and track.is_swapped):
@@ -146,7 +164,8 @@ class Holdings:
         return groups[:count]
 
     def _chain(self, track: Track) -> tuple[object, ...]:
-        """A key for each whole block of what its content says, nested so that it holds all blocks before it."""
+        """A key for each whole block of what its content says, nested so that it holds all blocks before
+        it."""
         tokens, _, ids = track.content.partition(":")
         if not tokens:
             return ()
@@ -160,7 +179,8 @@ class Holdings:
         return tuple(keys)
 
     def _publish(self, track: Track, end: int) -> None:
-        """Its prompt is complete up to `end`: whole blocks of whole chunks can be reused, each from the first that has it."""
+        """Its prompt is complete up to `end`: whole blocks of whole chunks can be reused, each from the first
+        that has it."""
         chunk = self.rules.chunk_tokens
         if end != track.prompt_end:
             end = track.origin + (end - track.origin) // chunk * chunk
@@ -171,7 +191,8 @@ class Holdings:
                 self._published[key], self._content[group] = group, key
 
     def _groups_to_start(self, track: Track) -> int:
-        """What a waiting request gets: all it can need, or enough for its first step and for what was swapped out."""
+        """What a waiting request gets: all it can need, or enough for its first step and for what was swapped
+        out."""
         if not self.rules.grows:
             return self._groups(track)
         return max(self._missing(track), track.swapped)
@@ -184,13 +205,19 @@ class Holdings:
         self._waiting.sort(key=self._rank)
         expected = list(batch.allocated) if self.rules.is_under_pressure else self._admissible()
         if list(batch.allocated) != expected:
-            raise Broken(9, f"batch {batch.seq} admits {list(batch.allocated)}, by order, scan and bypass limits it is {expected}")
+            raise Broken(
+                9,
+                f"batch {batch.seq} admits {list(batch.allocated)}, by order, scan and bypass limits it is "
+                f"{expected}",
+            )
         for request_id, groups in batch.allocated.items():
             track = self.tracks[request_id]
             if track not in self._waiting:
                 raise Broken(7, f"batch {batch.seq} admits request {request_id}, which does not wait")
             place = self._waiting.index(track)
-            if place >= self.rules.scan_limit or any(other.bypasses >= self.rules.max_bypasses for other in self._waiting[:place]):
+            if place >= self.rules.scan_limit or any(
+                other.bypasses >= self.rules.max_bypasses for other in self._waiting[:place]
+            ):
                 raise Broken(9, f"batch {batch.seq} admits request {request_id} past {place} others")
             for overtaken in self._waiting[:place]:
                 overtaken.bypasses += 1
@@ -201,13 +228,23 @@ class Holdings:
             reserve = self.rules.watermark_groups if self._running and self.rules.grows else 0
             taken = needed - len(self._held.intersection(shared))
             if len(groups) != needed or taken + reserve > self._free:
-                raise Broken(4, f"request {request_id} needs {needed} groups, {reserve} stay free of {self._free}, got {groups}")
+                raise Broken(
+                    4,
+                    f"request {request_id} needs {needed} groups, {reserve} stay free of {self._free}, got "
+                    f"{groups}",
+                )
             track.groups = shared
             self._running[request_id] = track
             self._take(track, groups[len(shared) :])
             if batch.resumed.get(request_id) != ((track.kept, track.swapped) if track.is_parked else None):
-                raise Broken(4, f"batch {batch.seq} resumes {request_id} with {batch.resumed.get(request_id)}")
+                raise Broken(
+                    4, f"batch {batch.seq} resumes {request_id} with {batch.resumed.get(request_id)}"
+                )
             self._swapped -= track.swapped
             track.is_parked, track.swapped = False, 0
         if len(self._running) > self.rules.max_num_seqs:
-            raise Broken(5, f"{len(self._running)} requests run at batch {batch.seq}, max_num_seqs is {self.rules.max_num_seqs}")
+            raise Broken(
+                5,
+                f"{len(self._running)} requests run at batch {batch.seq}, max_num_seqs is "
+                f"{self.rules.max_num_seqs}",
+            )

@@ -1,4 +1,5 @@
-"""What `batches.csv` and `requests.csv` say, as values: the text is read here and nothing else, by no code of the project's own."""
+"""What `batches.csv` and `requests.csv` say, as values: the text is read here and nothing else, by no code of
+the project's own."""
 
 import csv
 import io
@@ -7,7 +8,8 @@ from dataclasses import dataclass, field
 
 
 class Broken(AssertionError):
-    """An invariant does not hold; `number` is its number in design section 2 (0: the log itself is malformed)."""
+    """An invariant does not hold; `number` is its number in design section 2 (0: the log itself is
+    malformed)."""
 
     def __init__(self, number: int, sentence: str) -> None:
         super().__init__(f"invariant {number}: {sentence}")
@@ -16,12 +18,14 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """What the run was told. `resident_chunks` is T under a wavefront and 1 otherwise; `num_groups` is blocks in each plane.
+    """What the run was told. `resident_chunks` is T under a wavefront and 1 otherwise; `num_groups` is blocks
+    in each plane.
 
-    `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, so the time of every chance to form a batch
-    is known. `outputs` is the oracle of the run; without it any number of tokens up to `max_tokens` may end a request. With early
-    exit tokens may leave after `min_loops` (None: they never decide to) and must after `max_loops` (None: all loops). `grows` is
-    incremental allocation; `watermark_groups` and `swap_groups` count groups.
+    `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, so the time of every
+    chance to form a batch is known. `outputs` is the oracle of the run; without it any number of tokens up to
+    `max_tokens` may end a request. With early exit tokens may leave after `min_loops` (None: they never
+    decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation;
+    `watermark_groups` and `swap_groups` count groups.
     """
 
     num_loops: int
@@ -54,7 +58,8 @@ class Rules:
 
     @property
     def is_under_pressure(self) -> bool:
-        """Requests may have to wait for blocks, or give way, while they run, or need fewer blocks by the time they are let in."""
+        """Requests may have to wait for blocks, or be preempted, while they run, or need fewer blocks by the
+        time they are let in."""
         return self.grows or self.preemption != "off" or self.shares_prefixes
 
 
@@ -138,13 +143,14 @@ class Track:
 
     @property
     def prompt_end(self) -> int:
-        """End of what it runs as its prompt: the tokens it kept when it gave way follow the prompt proper."""
+        """End of what it runs as its prompt: the tokens it kept when it was preempted follow the prompt
+        proper."""
         return self.prompt_tokens + self.kept
 
     @property
     def is_ready(self) -> bool:
         """Something of it is left to schedule."""
-        return self.expects not in ("NOTHING", "DECISION") and not self.is_ended
+        return self.expects not in ("NO_TRANSFERS", "DECISION") and not self.is_ended
 
 
 def parse_batches(text: str) -> list[Batch]:
@@ -161,18 +167,20 @@ def _batch(row: Mapping[str, str]) -> Batch:
     for item in row["preempted"].split():
         request_id, kind, *copied = item.split(":")
         if kind not in ("swap", "recompute"):
-            raise Broken(0, f"request {request_id} gives way by {kind}")
+            raise Broken(0, f"request {request_id} is preempted by {kind}")
         preempted[int(request_id)] = _groups(copied[0]) if kind == "swap" else None
     resumed = {}
     for item in row["resumed"].split():
         request_id, kept, swapped = item.split(":")
         resumed[int(request_id)] = (int(kept), int(swapped))
     return Batch(
-        int(row["seq"]), row["stage"], int(row["loop_count"]), int(row["num_requests"]), int(row["rows"]), int(row["submitted_ns"]),
-        int(row["started_ns"]), int(row["finished_ns"]), int(row["select_ns"]) + int(row["host_ns"]), int(row["collected_ns"]),
-        int(row["after_seq"]), tuple(ranges), _groups_by_request(row["allocated"]), frozenset(map(int, row["exits"].split())),
+        int(row["seq"]), row["stage"], int(row["loop_count"]), int(row["num_requests"]), int(row["rows"]),
+        int(row["submitted_ns"]), int(row["started_ns"]), int(row["finished_ns"]),
+        int(row["select_ns"]) + int(row["host_ns"]), int(row["collected_ns"]), int(row["after_seq"]),
+        tuple(ranges), _groups_by_request(row["allocated"]), frozenset(map(int, row["exits"].split())),
         _groups_by_request(row["grown"]), preempted, resumed,
-        {int(request_id): int(count) for request_id, count in (item.split(":") for item in row["reused"].split())},
+        {int(request_id): int(count) for request_id,
+        count in (item.split(":") for item in row["reused"].split())},
     )  # fmt: skip
 
 
@@ -195,15 +203,19 @@ def parse_requests(text: str) -> dict[int, Track]:
     tracks: dict[int, Track] = {}
     for row in csv.DictReader(io.StringIO(text)):
         track = Track(
-            int(row["request_id"]), int(row["arrival_ns"]), int(row["prompt_tokens"]), int(row["max_tokens"]), int(row["priority"]),
-            row["status"], int(row["output_tokens"]), _optional(row["first_scheduled_ns"]), _optional(row["finished_ns"]),
-            row["reason"], tuple(map(int, row["token_ns"].split())), int(row["preemptions"]),
-            row["content"],
+            int(row["request_id"]), int(row["arrival_ns"]), int(row["prompt_tokens"]), int(row["max_tokens"]),
+            int(row["priority"]), row["status"], int(row["output_tokens"]),
+            _optional(row["first_scheduled_ns"]), _optional(row["finished_ns"]), row["reason"],
+            tuple(map(int, row["token_ns"].split())), int(row["preemptions"]), row["content"],
         )  # fmt: skip
         if track.request_id in tracks:
             raise Broken(7, f"request {track.request_id} has two lines")
         if _optional(row["first_token_ns"]) != (track.token_ns[0] if track.token_ns else None):
-            raise Broken(6, f"request {track.request_id}: first_token_ns {row['first_token_ns']} is not its first token's time")
+            raise Broken(
+                6,
+                f"request {track.request_id}: first_token_ns {row['first_token_ns']} is not its first "
+                "token's time",
+            )
         tracks[track.request_id] = track
     return tracks
 

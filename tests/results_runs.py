@@ -1,4 +1,5 @@
-"""Runs for the tests of `results`: hand-made logs, and small real ones driven by the toy world into run directories."""
+"""Runs for the tests of `results`: hand-made logs, and small real ones driven by the toy world into run
+directories."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -6,15 +7,15 @@ from typing import Any
 
 from toy_backend import World, drive
 
-from policies.core.arrivals import Arrivals
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
-from policies.core.engine import Engine
-from policies.core.events import Completion
-from policies.core.model import OURO_TINY
-from policies.core.request import Request, Status
-from policies.core.runlog import RequestRecord, RunLog
-from policies.core.scheduler import Scheduler
-from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RequestRecord, RunLog
+from policies.core.engine.scheduler import Scheduler
+from policies.core.models.shape import OURO_TINY
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.events import Completion
+from policies.core.seam.request import Request, Status
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
 from results.finish import write_outputs
 from results.identity import RunIdentity
@@ -24,7 +25,9 @@ from results.rundir import RunDirectory
 REQUESTS = (Request(0, 0, 20, 3), Request(1, 2_000_000, 9, 4), Request(2, 3_000_000, 33, 1))
 
 
-def config_of(policy: str = "wcpb", chunk: int = 4, workload: str = "toy", **options: object) -> dict[str, Any]:
+def config_of(
+    policy: str = "wcpb", chunk: int = 4, workload: str = "toy", **options: object
+) -> dict[str, Any]:
     return {
         "model": "ouro-tiny",
         "device": "h200",
@@ -57,7 +60,9 @@ def write_run(
     config = config_of(policy, chunk, workload, **(options or {}))
     identity = identity_of(config)
     settings = SchedulerSettings(prefill_chunk_size=chunk, max_num_batched_tokens=64)
-    scheduler = Scheduler(POLICIES[policy](**(options or {})), OURO_TINY, settings, CacheSettings(num_blocks=400))
+    scheduler = Scheduler(
+        POLICIES[policy](**(options or {})), OURO_TINY, settings, CacheSettings(num_blocks=400)
+    )
     with RunDirectory.create(config, identity, out) as directory:
         log = RunLog(directory.batches, directory.requests.write)
         drive(Engine(scheduler, Arrivals(requests), log), World(duration_ns))
@@ -72,7 +77,9 @@ def records_with_tokens(
     records = {}
     for request_id, times in tokens_ns.items():
         request = Request(request_id, (arrivals_ns or {}).get(request_id, 0), 10, max(len(times), 1))
-        record = records[request_id] = RequestRecord(request, len(records), first_scheduled_ns=request.arrival_ns)
+        record = records[request_id] = RequestRecord(
+            request, len(records), first_scheduled_ns=request.arrival_ns
+        )
         record.token_ns.extend(times)
         if times:
             record.status = Status.FINISHED
@@ -80,7 +87,9 @@ def records_with_tokens(
     return records
 
 
-def complete_batch(log: RunLog, seq: int, loops: int, rows: int, started_ns: int, finished_ns: int, **timing: int) -> None:
+def complete_batch(
+    log: RunLog, seq: int, loops: int, rows: int, started_ns: int, finished_ns: int, **timing: int
+) -> None:
     """Log one prompt batch of `rows` rows."""
     ranges = (ScheduledRange(0, Stage.PREFILL, 0, seq * rows, rows),)
     batch = ExecutionBatch(seq, Stage.PREFILL, loops, ranges, rows, 1, started_ns, seq - 1)

@@ -5,12 +5,12 @@ import math
 from itertools import product
 from pathlib import Path
 
-from policies.core.batch import ScheduledRange, Stage
-from policies.core.model import OURO_1_4B
-from policies.core.runlog import ranges_text
+from policies.core.engine.runlog import ranges_text
+from policies.core.models.shape import OURO_1_4B
+from policies.core.seam.batch import ScheduledRange, Stage
+from policies.costs.features import Cutting
+from policies.costs.modelfile import Attention, Combine, Copies, DeviceTimes, Table
 from results.profile import HEADER_KEYS, ProfileRow, ProfileWriter
-from sim.features import Cutting
-from sim.modelfile import Attention, Combine, Copies, DeviceTimes, Table
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 HEADER = {
@@ -34,7 +34,9 @@ HEADER = {
 CUTTING = Cutting(BUCKETS, (16, 32, 64, 128), 64, 512, 264, 8192, 1024, OURO_1_4B.num_heads)
 TRUTH = DeviceTimes(
     launch_ns=12_000,
-    linear=Table(BUCKETS, (1.2e6, 1.21e6, 1.22e6, 1.23e6, 1.24e6, 1.25e6, 1.3e6, 1.4e6, 1.6e6, 2.4e6, 4.2e6, 8.1e6)),
+    linear=Table(
+        BUCKETS, (1.2e6, 1.21e6, 1.22e6, 1.23e6, 1.24e6, 1.25e6, 1.3e6, 1.4e6, 1.6e6, 2.4e6, 4.2e6, 8.1e6)
+    ),
     attention={
         16: Attention(30_000, 1_100, 9_000),
         32: Attention(33_000, 1_300, 9_500),
@@ -50,13 +52,20 @@ GAPS = (
     ("from a batch's end to the start of the next, which was queued", 1_300),
     ("from having prepared a batch to its start on an idle device", 2_000),
     ("from a batch's end until the waiting host noticed", 15_000),
-    ("from collecting a batch until the next is being chosen, what is between choosing and preparing included", 9_000),
+    (
+        "from collecting a batch until the next is being chosen, what is between choosing and preparing "
+        "included",
+        9_000,
+    ),
     ("from handing a batch over until the next is being chosen, likewise", 4_000),
 )
 
 
 def prompts(spans: list[tuple[int, int]]) -> tuple[ScheduledRange, ...]:
-    return tuple(ScheduledRange(at, Stage.PREFILLING_RECURRENT, 0, start, count) for at, (start, count) in enumerate(spans))
+    return tuple(
+        ScheduledRange(at, Stage.PREFILLING_RECURRENT, 0, start, count)
+        for at, (start, count) in enumerate(spans)
+    )
 
 
 def decodes(count: int, context: int) -> tuple[ScheduledRange, ...]:
@@ -77,11 +86,19 @@ def batches() -> list[tuple[str, Stage, int, tuple[ScheduledRange, ...]]]:
         mixed = prompts([(300 * number, count)])[0]._replace(request_id=99)
         cases.append(("batch", Stage.RECURRENT, 1, (*decodes(number, 900), mixed)))
         cases.append(
-            ("batch", Stage.PREFILL, 4, tuple(item._replace(stage=Stage.PREFILL) for item in prompts([(0, count)] * number)))
+            (
+                "batch",
+                Stage.PREFILL,
+                4,
+                tuple(item._replace(stage=Stage.PREFILL) for item in prompts([(0, count)] * number)),
+            )
         )
     sizes = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32)
     for stage, kind in ((Stage.PRELUDE, "prelude"), (Stage.CODA, "coda")):
-        cases += [(kind, stage, 0, tuple(item._replace(stage=stage) for item in decodes(size, 100))) for size in sizes]
+        cases += [
+            (kind, stage, 0, tuple(item._replace(stage=stage) for item in decodes(size, 100)))
+            for size in sizes
+        ]
     for size in (16, 60, 128, 400, 512):
         cases.append(
             (
@@ -107,26 +124,40 @@ def host_ns(stage: Stage, num_ranges: int, loops: int) -> tuple[int, int, int]:
 
 
 def write_profile(path: Path, host_spread: float = 0.3) -> Path:
-    """A whole profile of every case, exact to the nanosecond; the host's times vary by `host_spread`, as `HostLoop` has it."""
+    """A whole profile of every case, exact to the nanosecond; the host's times vary by `host_spread`, as
+    `HostLoop` has it."""
     with ProfileWriter(path, HEADER, frozenset()) as writer:
         rows = []
         for at, (kind, stage, loops, ranges) in enumerate(batches()):
             device = round(true_ns(stage, loops, ranges))
             select, prepare, launch = host_ns(stage, len(ranges), loops)
-            row = ProfileRow(kind, f"case {at}", stage, loops, sum(item.token_count for item in ranges), ranges_text(ranges))
+            row = ProfileRow(
+                kind,
+                f"case {at}",
+                stage,
+                loops,
+                sum(item.token_count for item in ranges),
+                ranges_text(ranges),
+            )
             timed = {"n": 20, "device_ns": device, "device_p10_ns": device, "device_p90_ns": device}
             rows.append(
-                dataclasses.replace(row, **timed, idle_device_ns=device + launch // 2, prepare_ns=prepare, launch_ns=launch)
+                dataclasses.replace(
+                    row, **timed, idle_device_ns=device + launch // 2, prepare_ns=prepare, launch_ns=launch
+                )
             )
             if kind in ("attention", "prelude", "coda"):
                 p90 = round((prepare + launch) * math.exp(host_spread * 1.2816))
-                host = dataclasses.replace(row, kind="host", n=20, select_ns=select, prepare_ns=prepare, launch_ns=launch)
+                host = dataclasses.replace(
+                    row, kind="host", n=20, select_ns=select, prepare_ns=prepare, launch_ns=launch
+                )
                 rows.append(dataclasses.replace(host, host_p90_ns=p90))
         for count, depth in product((1, 4, 8, 32), range(3)):
             left = tuple(item._replace(depth=depth) for item in decodes(count, 100))
             ns = round(TRUTH.copies.of(count, count * (3 - depth)))
             name = f"{count} rows after depth {depth}"
-            rows.append(ProfileRow("copies", name, Stage.RECURRENT, 0, count, ranges_text(left), 20, ns, ns, ns))
+            rows.append(
+                ProfileRow("copies", name, Stage.RECURRENT, 0, count, ranges_text(left), 20, ns, ns, ns)
+            )
         rows += [ProfileRow("gap", f"a run: {case}", n=9, device_ns=ns) for case, ns in GAPS]
         writer.append(rows)
         writer.finish()

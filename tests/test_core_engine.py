@@ -1,4 +1,5 @@
-"""The engine on worked examples: exact batches, the seed's figures, token delivery, early stops, and the generator's protocol."""
+"""The engine on worked examples: exact batches, the seed's figures, token delivery, early stops, and the
+generator's protocol."""
 
 import io
 from collections.abc import Callable, Generator
@@ -7,23 +8,30 @@ import pytest
 from toy_backend import Run, World, run
 
 from policies.atomic import Atomic
-from policies.core.arrivals import Arrivals
-from policies.core.batch import Selection
-from policies.core.engine import Engine
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RequestRecord, RunLog
+from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InvariantError, StuckError
-from policies.core.events import Command, Completion, Event, Submit, Tick, Wait
-from policies.core.model import OURO_1_4B, OURO_TINY
-from policies.core.policy import Policy
-from policies.core.request import Request, Status
-from policies.core.runlog import RequestRecord, RunLog
-from policies.core.scheduler import Scheduler
-from policies.core.settings import CacheSettings, SchedulerSettings
-from policies.core.view import View
+from policies.core.models.shape import OURO_1_4B, OURO_TINY
+from policies.core.seam.batch import Selection
+from policies.core.seam.events import Command, Completion, Event, Submit, Tick, Wait
+from policies.core.seam.policy import Policy
+from policies.core.seam.request import Request, Status
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.core.seam.view import View
 from policies.mixed import Mixed
 from policies.split import Split
 from policies.wcpb import Wavefront
 
-EVERY_POLICY = [Atomic(), Split(), Mixed(), Wavefront(), Wavefront(mix_decode=False), Wavefront(fuse_prelude=False)]
+EVERY_POLICY = [
+    Atomic(),
+    Split(),
+    Mixed(),
+    Wavefront(),
+    Wavefront(mix_decode=False),
+    Wavefront(fuse_prelude=False),
+]
 
 
 def ranges_of(result: Run) -> list[str]:
@@ -37,12 +45,12 @@ def start(
     settings: SchedulerSettings | None = None,
     concurrency: int | None = None,
     policy: Policy | None = None,
-    hand_on: Callable[[RequestRecord], object] = lambda record: None,
+    on_ended: Callable[[RequestRecord], object] = lambda record: None,
 ) -> tuple[Engine, Generator[Command, Event, None]]:
     """An engine and its loop, for tests that answer each command by hand."""
     limits = settings or SchedulerSettings(prefill_chunk_size=4)
     scheduler = Scheduler(policy or Atomic(), OURO_TINY, limits, CacheSettings(num_blocks=400))
-    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(io.StringIO(), hand_on))
+    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(io.StringIO(), on_ended))
     return engine, engine.run()
 
 
@@ -54,8 +62,13 @@ def done(seq: int, now_ns: int, *stops: int) -> Completion:
 
 
 def test_the_designs_wavefront_of_three_staged_chunks_runs_as_written_there() -> None:
-    result = run(Wavefront(fuse_prelude=False), [Request(0, 0, 12, 1)], SchedulerSettings(prefill_chunk_size=4))
-    staging, recurrent = "PREFILLING_PRELUDE 0 0:PREFILLING_PRELUDE", "PREFILLING_RECURRENT 1 0:PREFILLING_RECURRENT"
+    result = run(
+        Wavefront(fuse_prelude=False), [Request(0, 0, 12, 1)], SchedulerSettings(prefill_chunk_size=4)
+    )
+    staging, recurrent = (
+        "PREFILLING_PRELUDE 0 0:PREFILLING_PRELUDE",
+        "PREFILLING_RECURRENT 1 0:PREFILLING_RECURRENT",
+    )
     assert ranges_of(result) == [
         f"{staging}:0:0:4",
         f"{staging}:0:4:4",
@@ -76,12 +89,21 @@ def test_a_folded_prelude_saves_the_staging_batches_and_changes_no_recurrent_one
     folded = run(Wavefront(), [Request(0, 0, 12, 1)], settings)
     staged = run(Wavefront(fuse_prelude=False), [Request(0, 0, 12, 1)], settings)
     assert ranges_of(folded) == ranges_of(staged)[3:]
-    assert [(i.token_start, i.depth) for b in folded.batches for i in b.ranges if i.embeds] == [(0, 0), (4, 0), (8, 0)]
+    assert [(i.token_start, i.depth) for b in folded.batches for i in b.ranges if i.embeds] == [
+        (0, 0),
+        (4, 0),
+        (8, 0),
+    ]
 
 
 def test_a_fifth_chunk_goes_to_the_ring_slot_of_the_first() -> None:
     result = run(Wavefront(), [Request(0, 0, 18, 1)], SchedulerSettings(prefill_chunk_size=4))
-    rows = {i.token_start: i.prefill_hidden_row_offset for b in result.batches for i in b.ranges if i.stage != "CODA"}
+    rows = {
+        i.token_start: i.prefill_hidden_row_offset
+        for b in result.batches
+        for i in b.ranges
+        if i.stage != "CODA"
+    }
     assert rows == {0: 0, 4: 4, 8: 8, 12: 12, 16: 0}
     first_of_fifth = min(b.seq for b in result.batches for i in b.ranges if i.token_start == 16)
     last_of_first = max(b.seq for b in result.batches for i in b.ranges if i.token_start == 0)
@@ -89,7 +111,9 @@ def test_a_fifth_chunk_goes_to_the_ring_slot_of_the_first() -> None:
 
 
 def test_a_chunk_cut_by_the_row_budget_goes_on_inside_its_chunk_and_keeps_its_slot() -> None:
-    result = run(Wavefront(), [Request(0, 0, 8, 1)], SchedulerSettings(max_num_batched_tokens=5, prefill_chunk_size=4))
+    result = run(
+        Wavefront(), [Request(0, 0, 8, 1)], SchedulerSettings(max_num_batched_tokens=5, prefill_chunk_size=4)
+    )
     first = [i for b in result.batches for i in b.ranges if i.depth == 0 and i.stage != "CODA"]
     assert [(i.token_start, i.token_count, i.chunk_start, i.prefill_hidden_row_offset) for i in first] == [
         (0, 4, 0, 0),
@@ -116,7 +140,11 @@ def test_atomic_runs_a_chunk_through_all_depths_and_a_lone_token_too() -> None:
 
 
 def test_split_comes_back_at_a_depth_only_while_decode_work_is_ready() -> None:
-    result = run(Split(), [Request(0, 0, 4, 2), Request(1, 1, 8, 1)], SchedulerSettings(prefill_chunk_size=4, inflight=1))
+    result = run(
+        Split(),
+        [Request(0, 0, 4, 2), Request(1, 1, 8, 1)],
+        SchedulerSettings(prefill_chunk_size=4, inflight=1),
+    )
     assert ranges_of(result) == [
         "PREFILL 4 0:PREFILL:0:0:4",
         "CODA 0 0:CODA:0:3:1",
@@ -139,14 +167,20 @@ def test_split_comes_back_at_a_depth_only_while_decode_work_is_ready() -> None:
 
 
 def test_mixed_puts_decode_rows_first_and_prompt_ranges_after_them_in_one_recurrent_batch() -> None:
-    result = run(Mixed(), [Request(0, 0, 4, 2), Request(1, 1, 8, 1)], SchedulerSettings(prefill_chunk_size=4, inflight=1))
+    result = run(
+        Mixed(),
+        [Request(0, 0, 4, 2), Request(1, 1, 8, 1)],
+        SchedulerSettings(prefill_chunk_size=4, inflight=1),
+    )
     assert ranges_of(result)[3:7] == [
         f"RECURRENT 1 0:RECURRENT:{depth}:4:1 1:PREFILLING_RECURRENT:{depth}:0:4" for depth in range(4)
     ]
 
 
 @pytest.mark.parametrize("policy", [Split(), Mixed(), Wavefront()], ids=str)
-def test_a_hidden_state_that_waits_for_company_at_the_lm_head_is_no_reason_to_split_a_prompt(policy: Policy) -> None:
+def test_a_hidden_state_that_waits_for_company_at_the_lm_head_is_no_reason_to_split_a_prompt(
+    policy: Policy,
+) -> None:
     limits = SchedulerSettings(prefill_chunk_size=4, inflight=1, min_coda_batch_size=2)
     assert ranges_of(run(policy, [Request(0, 0, 4, 1), Request(1, 1, 4, 1)], limits)) == [
         "PREFILL 4 0:PREFILL:0:0:4",
@@ -155,8 +189,10 @@ def test_a_hidden_state_that_waits_for_company_at_the_lm_head_is_no_reason_to_sp
     ]
 
 
-def test_a_looping_token_comes_back_at_every_depth_while_a_hidden_state_waits_for_company_at_the_lm_head() -> None:
-    limits = SchedulerSettings(prefill_chunk_size=4, inflight=1, min_coda_batch_size=2, max_prefill_batches_before_decode=2)
+def test_a_looping_token_comes_back_at_every_depth_while_a_state_waits_at_the_lm_head() -> None:
+    limits = SchedulerSettings(
+        prefill_chunk_size=4, inflight=1, min_coda_batch_size=2, max_prefill_batches_before_decode=2
+    )
     assert ranges_of(run(Atomic(), [Request(0, 0, 4, 2), Request(1, 1500, 4, 1)], limits))[2:] == [
         "PRELUDE 0 0:PRELUDE:0:4:1",
         "PREFILL 4 1:PREFILL:0:0:4",
@@ -179,9 +215,15 @@ def test_staging_is_not_counted_as_prompt_work_that_decode_rows_must_wait_for() 
 
 
 def test_looping_tokens_that_do_not_all_fit_take_turns_longest_waiting_then_oldest_first() -> None:
-    limits = SchedulerSettings(max_num_batched_tokens=2, prefill_chunk_size=1, max_prefill_batches_before_decode=99)
+    limits = SchedulerSettings(
+        max_num_batched_tokens=2, prefill_chunk_size=1, max_prefill_batches_before_decode=99
+    )
     batches = run(Atomic(), [Request(number, 0, 1, 2) for number in range(3)], limits).batches
-    turns = [[(item.request_id, item.depth) for item in batch.ranges] for batch in batches if batch.stage == "RECURRENT"]
+    turns = [
+        [(item.request_id, item.depth) for item in batch.ranges]
+        for batch in batches
+        if batch.stage == "RECURRENT"
+    ]
     assert turns[:4] == [[(0, 0), (1, 0)], [(2, 0), (0, 1)], [(1, 1), (0, 2)], [(2, 1), (0, 3)]]
 
 
@@ -200,7 +242,9 @@ def test_four_prompts_of_8064_in_chunks_of_16_give_64_rows_per_recurrent_invocat
     assert result.rows_per_invocation == 64.0
 
 
-@pytest.mark.parametrize("policy", [Wavefront(), Wavefront(mix_decode=False), Wavefront(fuse_prelude=False)], ids=str)
+@pytest.mark.parametrize(
+    "policy", [Wavefront(), Wavefront(mix_decode=False), Wavefront(fuse_prelude=False)], ids=str
+)
 def test_the_wavefront_gives_254_49_rows_in_507_recurrent_invocations(policy: Policy) -> None:
     result = seed(policy, 16)
     assert result.engine.log.totals.recurrent_invocations == 507
@@ -223,12 +267,22 @@ def test_a_wavefront_of_128_token_chunks_stays_within_1024_rows_and_runs_129024_
         SchedulerSettings(max_num_seqs=1),
         SchedulerSettings(max_num_batched_tokens=1, prefill_chunk_size=None),
         SchedulerSettings(prefill_chunk_size=1),
-        SchedulerSettings(max_num_seqs=1, max_num_batched_tokens=1, prefill_chunk_size=1, inflight=1, decode="no_refill"),
+        SchedulerSettings(
+            max_num_seqs=1, max_num_batched_tokens=1, prefill_chunk_size=1, inflight=1, decode="no_refill"
+        ),
         SchedulerSettings(min_coda_batch_size=99, max_prefill_batches_before_decode=99),
     ],
-    ids=["one request at a time", "one row", "one token a chunk", "one of everything", "never enough to sample"],
+    ids=[
+        "one request at a time",
+        "one row",
+        "one token a chunk",
+        "one of everything",
+        "never enough to sample",
+    ],
 )
-def test_every_token_comes_at_the_end_of_the_batch_that_made_it(policy: Policy, limits: SchedulerSettings) -> None:
+def test_every_token_comes_at_the_end_of_the_batch_that_made_it(
+    policy: Policy, limits: SchedulerSettings
+) -> None:
     requests = [Request(0, 0, 7, 3), Request(1, 0, 1, 1), Request(2, 500, 9, 2)]
     result = run(policy, requests, limits)
     ends: dict[int, list[int]] = {0: [], 1: [], 2: []}
@@ -257,7 +311,9 @@ def test_a_stop_learned_late_makes_surplus_rows_that_are_counted_and_never_deliv
     assert result.records[0].output_tokens == 2
     assert [batch.stage for batch in result.batches][-2:] == ["CODA", "PRELUDE"]
     assert result.engine.scheduler.surplus_rows == 1
-    synchronous = run(Atomic(), [Request(0, 0, 4, 9)], SchedulerSettings(inflight=1), world=World(outputs={0: 2}))
+    synchronous = run(
+        Atomic(), [Request(0, 0, 4, 9)], SchedulerSettings(inflight=1), world=World(outputs={0: 2})
+    )
     assert synchronous.engine.scheduler.surplus_rows == 0
     assert synchronous.batches[-1].stage == "CODA"
 
@@ -266,7 +322,9 @@ def test_blocks_return_only_when_the_last_batch_that_touches_them_has_been_colle
     requests = [Request(0, 0, 4, 9), Request(1, 0, 4, 9)]
     result = run(Atomic(), requests, num_blocks=4, world=World(outputs={0: 2}))
     surplus = max(batch.seq for batch in result.batches for item in batch.ranges if item.request_id == 0)
-    admitted = next(batch for batch in result.batches if any(item.request_id == 1 for item in batch.allocations))
+    admitted = next(
+        batch for batch in result.batches if any(item.request_id == 1 for item in batch.allocations)
+    )
     assert admitted.after_seq == surplus
     assert admitted.seq == surplus + 1
 
@@ -298,7 +356,7 @@ def test_the_engine_waits_until_the_next_arrival_while_nothing_is_ready() -> Non
 
 def test_the_engine_waits_for_completion_or_arrival_while_what_runs_leaves_nothing_to_schedule() -> None:
     ended: list[RequestRecord] = []
-    engine, loop = start([Request(0, 0, 4, 1), Request(1, 500, 4, 1)], hand_on=ended.append)
+    engine, loop = start([Request(0, 0, 4, 1), Request(1, 500, 4, 1)], on_ended=ended.append)
     assert [type(next(loop)), type(loop.send(Tick(0)))] == [Submit, Submit]
     assert loop.send(Tick(0)) == Wait(None)
     assert loop.send(done(0, 10)) == Wait(500)
@@ -308,7 +366,9 @@ def test_the_engine_waits_for_completion_or_arrival_while_what_runs_leaves_nothi
 
 
 def test_a_request_that_arrives_with_a_completion_is_in_the_batch_formed_then() -> None:
-    _, loop = start([Request(0, 0, 12, 1), Request(1, 10, 4, 1)], SchedulerSettings(prefill_chunk_size=4, inflight=1))
+    _, loop = start(
+        [Request(0, 0, 12, 1), Request(1, 10, 4, 1)], SchedulerSettings(prefill_chunk_size=4, inflight=1)
+    )
     next(loop)
     assert loop.send(Tick(0)) == Wait(None)
     command = loop.send(done(0, 10))
@@ -388,12 +448,16 @@ class Idle(Policy):
 
 def test_a_policy_that_passes_over_ready_work_is_stopped_with_the_names_of_the_stuck_requests() -> None:
     _, loop = start([Request(3, 0, 4, 1), Request(8, 0, 6, 1)], policy=Idle())
-    with pytest.raises(StuckError, match=r"invariant 9: policy idle .* 2 requests: request 3 .* of 4\); request 8 "):
+    with pytest.raises(
+        StuckError, match=r"invariant 9: policy idle .* 2 requests: request 3 .* of 4\); request 8 "
+    ):
         next(loop)
 
 
 def test_a_run_that_ends_with_a_batch_unaccounted_for_is_not_drained() -> None:
     engine, loop = start([Request(0, 0, 4, 1)])
     next(loop)
-    with pytest.raises(InvariantError, match=r"invariant 7: .* 1 requests running, .* 1 batches in flight, 4 blocks held"):
+    with pytest.raises(
+        InvariantError, match=r"invariant 7: .* 1 requests running, .* 1 batches in flight, 4 blocks held"
+    ):
         engine.scheduler.check_drained()

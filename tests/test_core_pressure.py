@@ -1,7 +1,9 @@
-"""Bad days, all at once and at random: clients hang up in any state, pools are too small, requests give way, prefixes
-are shared, tokens leave early, under every policy. The nine invariants by an outside checker.
+"""Bad days, all at once and at random: clients hang up in any state, pools are too small, requests are
+preempted, prefixes are shared, tokens leave early, under every policy. The nine invariants by an outside
+checker.
 
-`SCHEDULES` random schedules in all; a failing one names its seed, and `draw_world(Random(seed))` makes it again.
+`SCHEDULES` random schedules in all; a failing one names its seed, and `draw_world(Random(seed))` makes it
+again.
 """
 
 from random import Random

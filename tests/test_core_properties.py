@@ -1,4 +1,5 @@
-"""Properties of every policy on random small worlds: the nine invariants by an outside checker, and nothing left at the end."""
+"""Properties of every policy on random small worlds: the nine invariants by an outside checker, and nothing
+left at the end."""
 
 import random
 from dataclasses import replace
@@ -11,25 +12,32 @@ from log_checker import check_log, parse_batches
 from worlds import VARIANTS, RandomWorld
 
 from policies.atomic import Atomic
-from policies.core.batch import Selection, Stage
+from policies.core.engine.validation import validate
 from policies.core.errors import SelectionError
-from policies.core.exits import ExitSettings
-from policies.core.policy import Policy, prompt_range
-from policies.core.request import Request
-from policies.core.settings import CacheSettings, SchedulerSettings
-from policies.core.validation import validate
-from policies.core.view import View
+from policies.core.seam.batch import Selection, Stage
+from policies.core.seam.exits import ExitSettings
+from policies.core.seam.policy import Policy, prompt_range
+from policies.core.seam.request import Request
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.core.seam.view import View
 from policies.mixed import Mixed
 from policies.registry import POLICIES
 from policies.split import Split
 from policies.wcpb import Wavefront
 
-PROFILE = settings(max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+PROFILE = settings(
+    max_examples=150,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 
 @st.composite
 def schedulers(draw: st.DrawFn) -> SchedulerSettings:
-    """Limits from the smallest that work to some that never bind; chunks up to the budget, and None; more in flight than we use."""
+    """Limits from the smallest that work to some that never bind; chunks up to the budget, and None; more in
+    flight than we use."""
     budget = draw(st.one_of(st.integers(1, 12), st.integers(1, 64)))
     return SchedulerSettings(
         max_num_seqs=draw(st.integers(1, 5)),
@@ -47,7 +55,8 @@ def schedulers(draw: st.DrawFn) -> SchedulerSettings:
 
 @st.composite
 def cases(draw: st.DrawFn) -> RandomWorld:
-    """Up to nine requests, some of which never fit; a pool from one group in each plane up; a device with any durations, 0 too."""
+    """Up to nine requests, some of which never fit; a pool from one group in each plane up; a device with any
+    durations, 0 too."""
     num_loops = draw(st.sampled_from([4, 4, 4, 1, 2, 3, 5]))
     block_size = draw(st.integers(1, 8))
     requests, outputs, now_ns = [], {}, 0
@@ -139,12 +148,17 @@ def test_a_held_cohort_takes_no_new_tokens_until_it_has_drained(case: RandomWorl
                     if item.stage == "PRELUDE":
                         left[item.request_id] = full.loops_of(item.request_id, item.start)
             left.update(
-                {item.request_id: left[item.request_id] - batch.loops for item in batch.ranges if item.stage == "RECURRENT"}
+                {
+                    item.request_id: left[item.request_id] - batch.loops
+                    for item in batch.ranges
+                    if item.stage == "RECURRENT"
+                }
             )
 
 
 class Perturbed(Policy):
-    """Takes another policy's choice, spoils it by chance, and proposes what the engine's own validation lets pass."""
+    """Takes another policy's choice, spoils it by chance, and proposes what the engine's own validation lets
+    pass."""
 
     def __init__(self, policy: Policy, seed: int) -> None:
         self.policy = policy
@@ -181,13 +195,17 @@ class Perturbed(Policy):
                 case "change" if ranges:
                     item = ranges[at]
                     start = max(0, item.token_start + chance.choice([0, 0, 0, 1, -1]))
-                    prompt = next(request.prompt for request in view.running if request.request_id == item.request_id)
+                    prompt = next(
+                        request.prompt for request in view.running if request.request_id == item.request_id
+                    )
                     ranges[at] = item._replace(
                         depth=item.depth + chance.choice([0, 0, 0, 1, -1]),
                         token_start=start,
                         token_count=item.token_count + chance.choice([0, 0, 1, -1, -2]),
                         chunk_start=prompt.chunk_start(start) if item.stage.startswith("PREFILL") else 0,
-                        prefill_hidden_row_offset=prompt.hidden_row_offset(start) if item.stage.startswith("PREFILL") else None,
+                        prefill_hidden_row_offset=prompt.hidden_row_offset(start)
+                        if item.stage.startswith("PREFILL")
+                        else None,
                         embeds=chance.choice([item.embeds, item.embeds, item.embeds, not item.embeds]),
                     )
                 case "stage":
@@ -197,7 +215,11 @@ class Perturbed(Policy):
                     depth = chance.randrange(view.num_loops)
                     start, end = request.prompt.ready(depth, chance.random() < 0.5)
                     ranges.append(prompt_range(request, chance.choice(list(Stage)), depth, start, end))
-        return Selection(stage, tuple(ranges), chance.choice([chosen.loop_count, chosen.loop_count, *range(view.num_loops + 1)]))
+        return Selection(
+            stage,
+            tuple(ranges),
+            chance.choice([chosen.loop_count, chosen.loop_count, *range(view.num_loops + 1)]),
+        )
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -218,7 +240,10 @@ def test_whatever_validation_lets_pass_keeps_all_invariants(name: str) -> None:
 def test_all_policies_run_the_same_tokens_and_differ_only_in_when(case: RandomWorld) -> None:
     def work(policy: Policy) -> set[tuple[int, str, int, int]]:
         done = set()
-        ends = {key: record.request.prompt_tokens + record.output_tokens - 1 for key, record in logs[policy.name].items()}
+        ends = {
+            key: record.request.prompt_tokens + record.output_tokens - 1
+            for key, record in logs[policy.name].items()
+        }
         for batch in runs[policy.name].batches:
             for item in batch.ranges:
                 for depth in range(item.depth, item.depth + batch.loop_count):
@@ -226,7 +251,8 @@ def test_all_policies_run_the_same_tokens_and_differ_only_in_when(case: RandomWo
                     done.update(
                         (item.request_id, kind, token, depth)
                         for token in range(item.token_start, item.token_end)
-                        if token < ends[item.request_id] and (kind == "prompt" or depth < case.loops_of(item.request_id, token))
+                        if token < ends[item.request_id]
+                        and (kind == "prompt" or depth < case.loops_of(item.request_id, token))
                     )
         return done
 
@@ -240,11 +266,12 @@ DETERMINISM = """
 import sys
 from toy_backend import World, run
 from worlds import VARIANTS
-from policies.core.request import Request
-from policies.core.settings import SchedulerSettings
-from policies.core.validation import validate
+from policies.core.seam.request import Request
+from policies.core.seam.settings import SchedulerSettings
+from policies.core.engine.validation import validate
 requests = [Request(i, i * 700, 17 + i * 31 % 90, 1 + i % 9, i % 3) for i in range(40)]
-world = World(lambda batch: 500 + batch.rows * 3 * max(batch.loop_count, 1), {i: 1 + i % 4 for i in range(0, 40, 3)}, 20, 5)
+stops = {i: 1 + i % 4 for i in range(0, 40, 3)}
+world = World(lambda batch: 500 + batch.rows * 3 * max(batch.loop_count, 1), stops, 20, 5)
 for name, policy in VARIANTS.items():
     for decode in ("refill", "no_refill"):
         for concurrency in (None, 6):

@@ -1,4 +1,5 @@
-"""The address audit: it accepts what the packer writes, splits of long histories too, and names every kind of wrong address."""
+"""The address audit: it accepts what the packer writes, splits of long histories too, and names every kind of
+wrong address."""
 
 from collections.abc import Callable
 
@@ -7,41 +8,57 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from executor.audit import AddressAudit  # noqa: E402
+from executor.checks.audit import AddressAudit  # noqa: E402
 from executor.errors import AuditError  # noqa: E402
 from executor.kernels.meta import HostMeta, MetaLayout  # noqa: E402
 from executor.kernels.worklist import Packer  # noqa: E402
 from executor.packing import BatchPacker, RunningRequest  # noqa: E402
 from executor.pools import Pools  # noqa: E402
-from policies.core.batch import Allocation, ExecutionBatch, Handover, ScheduledRange, Stage  # noqa: E402
-from policies.core.model import OURO_TINY  # noqa: E402
+from policies.core.models.shape import OURO_TINY  # noqa: E402
+from policies.core.seam.batch import Allocation, ExecutionBatch, ScheduledRange, Stage, Transfers  # noqa: E402
 
 PLANES, BLOCK_SIZE, CHUNK = 4, 16, 32
 Corrupt = Callable[[HostMeta], None]
 
 
 class Bed:
-    """Three requests with shuffled blocks and room for 2,048 positions each; rings of four chunks of 32 rows, for a wavefront."""
+    """Three requests with shuffled blocks and room for 2,048 positions each; rings of four chunks of 32 rows,
+    for a wavefront."""
 
     def __init__(self, slots: int) -> None:
         groups_per_ring = 2048 // BLOCK_SIZE
         self.pools = Pools.allocate(
-            OURO_TINY, 3 * groups_per_ring * PLANES, BLOCK_SIZE, PLANES, 3, PLANES * CHUNK, 2048, torch.float32, torch.device("cpu")
+            OURO_TINY,
+            3 * groups_per_ring * PLANES,
+            BLOCK_SIZE,
+            PLANES,
+            3,
+            PLANES * CHUNK,
+            2048,
+            torch.float32,
+            torch.device("cpu"),
         )
         order = np.random.default_rng(0).permutation(3 * groups_per_ring).tolist()
         self.requests = {}
-        self.audit = AddressAudit(PLANES, PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups, True)
+        self.audit = AddressAudit(
+            PLANES, PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups, True
+        )
         for at in range(3):
             groups = tuple(order[at * groups_per_ring : (at + 1) * groups_per_ring])
             prompt = np.arange(1900, dtype=np.int32) % 512
             self.requests[10 + at] = RunningRequest(10 + at, 2 - at, prompt, groups)
             allocation = Allocation(10 + at, groups, 2 - at)
             self.pools.admit(allocation)
-            self.audit.hand_over(Handover(allocations=(allocation,)), {10 + at: prompt})
+            self.audit.transfer(Transfers(allocations=(allocation,)), {10 + at: prompt})
         packer = Packer(self.pools.host_groups, PLANES, BLOCK_SIZE, OURO_TINY.num_heads, slots, (16, 64))
         self.packer = BatchPacker(packer, self.pools, PLANES, has_gate=True)
 
-    def check(self, batch: ExecutionBatch, corrupt: Corrupt = lambda host: None, surplus: frozenset[int] = frozenset()) -> int:
+    def check(
+        self,
+        batch: ExecutionBatch,
+        corrupt: Corrupt = lambda host: None,
+        surplus: frozenset[int] = frozenset(),
+    ) -> int:
         host = HostMeta.allocate(MetaLayout.for_rows(128), pin=False)
         host.buffer.fill_(99)
         self.packer.pack(host, batch, self.requests, surplus)
@@ -51,13 +68,17 @@ class Bed:
 
 
 def batch_of(stage: Stage, loops: int, *ranges: ScheduledRange) -> ExecutionBatch:
-    return ExecutionBatch(7, stage, loops, ranges, sum(item.token_count for item in ranges), len(ranges), 0, -1)
+    return ExecutionBatch(
+        7, stage, loops, ranges, sum(item.token_count for item in ranges), len(ranges), 0, -1
+    )
 
 
 def prompt(request_id: int, depth: int, start: int, count: int, embeds: bool = False) -> ScheduledRange:
     chunk, offset = divmod(start, CHUNK)
     stage = Stage.PREFILLING_RECURRENT
-    return ScheduledRange(request_id, stage, depth, start, count, chunk * CHUNK, chunk % PLANES * CHUNK + offset, embeds)
+    return ScheduledRange(
+        request_id, stage, depth, start, count, chunk * CHUNK, chunk % PLANES * CHUNK + offset, embeds
+    )
 
 
 def row(request_id: int, stage: Stage, position: int, depth: int = 0) -> ScheduledRange:
@@ -72,10 +93,14 @@ MIXED = batch_of(
     prompt(11, 1, 64, 20),
     prompt(11, 0, 96, 32, True),
 )
-STAGED = batch_of(Stage.PREFILLING_PRELUDE, 0, prompt(10, 0, 40, 24, True)._replace(stage=Stage.PREFILLING_PRELUDE))
+STAGED = batch_of(
+    Stage.PREFILLING_PRELUDE, 0, prompt(10, 0, 40, 24, True)._replace(stage=Stage.PREFILLING_PRELUDE)
+)
 BATCHES = {
     "mixed": MIXED,
-    "all depths": batch_of(Stage.RECURRENT, 4, row(10, Stage.RECURRENT, 2000), row(11, Stage.RECURRENT, 1901)),
+    "all depths": batch_of(
+        Stage.RECURRENT, 4, row(10, Stage.RECURRENT, 2000), row(11, Stage.RECURRENT, 1901)
+    ),
     "staging": STAGED,
     "prelude": batch_of(Stage.PRELUDE, 0, row(10, Stage.PRELUDE, 1900), row(12, Stage.PRELUDE, 1950)),
     "coda": batch_of(Stage.CODA, 0, row(11, Stage.CODA, 1899), row(10, Stage.CODA, 1912)),
@@ -94,7 +119,9 @@ def test_what_the_packer_writes_is_what_first_principles_say(name: str, slots: i
 def test_a_row_known_to_be_surplus_writes_nothing_and_the_others_do() -> None:
     batch = BATCHES["all depths"]
     assert Bed(1).check(batch, surplus=frozenset({11})) == 2
-    with pytest.raises(AuditError, match=r"request 11, position 1901, depth 0: slots is [0-9]+, first principles say -1"):
+    with pytest.raises(
+        AuditError, match=r"request 11, position 1901, depth 0: slots is [0-9]+, first principles say -1"
+    ):
         Bed(1).check(batch, put("slots", 1, 5), frozenset({11}))
 
 
@@ -122,7 +149,11 @@ def put(field: str, at: object, value: int) -> Corrupt:
         (MIXED, put("token_ids", 40, 500), "request 11, position 103, depth 0: token_ids is 500"),
         (MIXED, put("slots", 70, 3), "a padding row has an address in slots"),
         (MIXED, put("header", 0, 64), "its header counts 64 rows, it has 65"),
-        (MIXED, put("items", (0, 3), 1), r"attention reads \(position, ring, plane, tile\) .*, first principles say"),
+        (
+            MIXED,
+            put("items", (0, 3), 1),
+            r"attention reads \(position, ring, plane, tile\) .*, first principles say",
+        ),
         (MIXED, put("items", (0, 4), 0), r"attention reads \(position, ring, plane, tile\)"),
         (MIXED, put("items", (0, 6), 3), r"attention reads \(position, ring, plane, tile\)"),
         (MIXED, put("header", 1, 9), "attention reads no more than tiles"),
@@ -131,14 +162,28 @@ def put(field: str, at: object, value: int) -> Corrupt:
         (MIXED, put("header", 2, 0), "4 splits are never combined"),
         (MIXED, put("items", (9, 1), 80), "attention"),
         (STAGED, put("token_ids", 3, 0), "request 10, position 43, depth 0: token_ids is 0"),
-        (BATCHES["prelude"], put("sampled_rows", 1, 1), "request 12, position 1950, depth 0: sampled_rows is 1"),
+        (
+            BATCHES["prelude"],
+            put("sampled_rows", 1, 1),
+            "request 12, position 1950, depth 0: sampled_rows is 1",
+        ),
         (BATCHES["coda"], put("source_rows", 0, 9), "request 11, position 1899, depth 0: source_rows is 9"),
-        (BATCHES["coda of early exits"], put("slots", 1, 9), "request 10, position 1912, depth 1: slots is 9"),
-        (BATCHES["coda of early exits"], put("slots", 0, 9), "request 11, position 1899, depth 0: slots is 9"),
+        (
+            BATCHES["coda of early exits"],
+            put("slots", 1, 9),
+            "request 10, position 1912, depth 1: slots is 9",
+        ),
+        (
+            BATCHES["coda of early exits"],
+            put("slots", 0, 9),
+            "request 11, position 1899, depth 0: slots is 9",
+        ),
         (MIXED, put("gates", 0, 9), "request 12, position 1950, depth 2: gates is 9, first principles say 2"),
     ],
 )
-def test_a_wrong_address_is_named_with_its_request_and_position(batch: ExecutionBatch, corrupt: Corrupt, sentence: str) -> None:
+def test_a_wrong_address_is_named_with_its_request_and_position(
+    batch: ExecutionBatch, corrupt: Corrupt, sentence: str
+) -> None:
     with pytest.raises(AuditError, match=sentence):
         Bed(5000).check(batch, corrupt)
 

@@ -1,4 +1,5 @@
-"""`python -m executor` as a user meets it: wrong input is one line and status 2, a failed run one line and status 1, Ctrl-C 130."""
+"""`python -m executor` as a user meets it: wrong input is one line and status 2, a failed run one line and
+status 1, Ctrl-C 130."""
 
 import json
 import os
@@ -19,14 +20,15 @@ from executor import environment  # noqa: E402
 from executor.cli import main  # noqa: E402
 from executor.model.weights import named_tensors, random_weights  # noqa: E402
 from executor.programs import Programs  # noqa: E402
-from policies.core.model import OURO_TINY  # noqa: E402
+from policies.core.models.shape import OURO_TINY  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 TINY = {
-    "model_type": "ouro", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "head_dim": 16,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "total_ut_steps": 4, "max_position_embeddings": 65536, "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32",
+    "model_type": "ouro", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 176,
+    "num_hidden_layers": 2, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "total_ut_steps": 4, "max_position_embeddings": 65536, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32",
 }  # fmt: skip
 RUN = """
 model: {model}
@@ -84,10 +86,16 @@ def checkpoint(tensors: dict[str, torch.Tensor] | None = None, shards: int = 1, 
     if shards == 1:
         save_file(tensors, folder / "model.safetensors")
         return folder
-    weight_map = {name: f"model-{1 + at % shards:05d}-of-{shards:05d}.safetensors" for at, name in enumerate(tensors)}
+    weight_map = {
+        name: f"model-{1 + at % shards:05d}-of-{shards:05d}.safetensors" for at, name in enumerate(tensors)
+    }
     for file_name in sorted(set(weight_map.values())):
-        save_file({name: tensors[name] for name in tensors if weight_map[name] == file_name}, folder / file_name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        save_file(
+            {name: tensors[name] for name in tensors if weight_map[name] == file_name}, folder / file_name
+        )
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     return folder
 
 
@@ -136,23 +144,40 @@ def garble(folder: Path) -> None:
     [
         (truncate, ("model.safetensors: truncated or corrupt",)),
         (garble, ("model.safetensors: corrupt: its header is not valid JSON",)),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b""), ("truncated or no safetensors file",)),
-        (lambda folder: checkpoint({name: t for name, t in tiny_tensors().items() if name != Q}), (f"tensor {Q} is missing",)),
-        (lambda folder: checkpoint(tiny_tensors() | {Q: torch.zeros(64, 64).half()}), (f"tensor {Q} has dtype F16, expected F32",)),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b""),
+            ("truncated or no safetensors file",),
+        ),
+        (
+            lambda folder: checkpoint({name: t for name, t in tiny_tensors().items() if name != Q}),
+            (f"tensor {Q} is missing",),
+        ),
+        (
+            lambda folder: checkpoint(tiny_tensors() | {Q: torch.zeros(64, 64).half()}),
+            (f"tensor {Q} has dtype F16, expected F32",),
+        ),
         (
             lambda folder: checkpoint(tiny_tensors() | {Q: torch.zeros(64, 32)}),
             (f"tensor {Q} has shape [64, 32], expected [64, 64]",),
         ),
-        (lambda folder: checkpoint(tiny_tensors() | {"extra.weight": torch.zeros(1)}), ("unexpected tensor extra.weight",)),
+        (
+            lambda folder: checkpoint(tiny_tensors() | {"extra.weight": torch.zeros(1)}),
+            ("unexpected tensor extra.weight",),
+        ),
         (lambda folder: checkpoint(torch_dtype="bfloat16"), ("has dtype F32, expected BF16",)),
-        (lambda folder: checkpoint(rope_scaling={"type": "linear"}), ("config.json: rope_scaling is", "expected null")),
+        (
+            lambda folder: checkpoint(rope_scaling={"type": "linear"}),
+            ("config.json: rope_scaling is", "expected null"),
+        ),
         (lambda folder: checkpoint(use_sliding_window=True), ("config.json: use_sliding_window is true",)),
         (lambda folder: checkpoint(tie_word_embeddings=True), ("config.json: tie_word_embeddings is true",)),
         (lambda folder: checkpoint(model_type="llama"), ('config.json: model_type is "llama"',)),
         (lambda folder: (folder / "config.json").unlink(), ("ckpt/config.json: no such file",)),
     ],
 )
-def test_a_bad_checkpoint_is_one_line(break_it: Callable[[Path], object], parts: tuple[str, ...], capsys: Any) -> None:
+def test_a_bad_checkpoint_is_one_line(
+    break_it: Callable[[Path], object], parts: tuple[str, ...], capsys: Any
+) -> None:
     break_it(checkpoint())
     refused(run(model="./ckpt"), capsys, *parts)
 
@@ -165,7 +190,10 @@ def test_a_missing_shard_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("--set", "workload.prompt_tokens=70000"), ("run.yaml: none of 3 requests can run", "70000", "65536")),
+        (
+            ("--set", "workload.prompt_tokens=70000"),
+            ("run.yaml: none of 3 requests can run", "70000", "65536"),
+        ),
         (
             ("--set", "workload.max_context=8", "--set", "workload.prompt_tokens=20"),
             ("none of 3 requests can run", "context holds 8"),
@@ -174,39 +202,68 @@ def test_a_missing_shard_is_named(capsys: pytest.CaptureFixture[str]) -> None:
             ("--set", "cache.num_blocks=4", "--set", "workload.prompt_tokens=20"),
             ("none of 3 requests can run", "8 KV blocks", "has 4"),
         ),
-        (("--set", "cache.num_blocks=2"), ("cache.num_blocks: 2 is less than one block in each of the 4 depth planes",)),
+        (
+            ("--set", "cache.num_blocks=2"),
+            ("cache.num_blocks: 2 is less than one block in each of the 4 depth planes",),
+        ),
         (("--device", "tpu"), ("--device: expected one of cuda, cpu, found 'tpu'",)),
         (("--set", "model=ouro-9b"), ("model: expected one of ouro-1.4b", "ouro-9b")),
         (("--set", "policy=fifo"), ("policy.name: unknown policy 'fifo'",)),
         (("--set", "scheduler.max_num_seqs=0"), ("scheduler.max_num_seqs: 0, expected at least 1",)),
         (("--set", "cache.layout=shared"), ("policy wcpb cannot run with cache.layout shared",)),
-        (("--set", "model=huginn-like"), ("model: huginn-like is a shape for simulations, the executor runs Ouro",)),
-        (("--set", "policy=atomic", "--set", "cache.layout=shared"), ("shared runs a prompt token", "prefill_chunk_size 1, found")),
+        (
+            ("--set", "model=huginn-like"),
+            ("model: huginn-like is a shape for simulations, the executor runs Ouro",),
+        ),
+        (
+            ("--set", "policy=atomic", "--set", "cache.layout=shared"),
+            ("shared runs a prompt token", "prefill_chunk_size 1, found"),
+        ),
         (("--set", "exit={mode: gate, min_loops: 9}"), ("exit: min_loops 9 and max_loops 4",)),
         (("--set", "exit.mode=trace"), ("exit.mode: trace needs the loops of every token",)),
     ],
 )
-def test_wrong_input_is_one_line_and_leaves_no_directory(arguments: tuple[str, ...], parts: tuple[str, ...], capsys: Any) -> None:
+def test_wrong_input_is_one_line_and_leaves_no_directory(
+    arguments: tuple[str, ...], parts: tuple[str, ...], capsys: Any
+) -> None:
     refused(run(*arguments), capsys, *parts)
 
 
-def test_a_hub_id_is_no_path_beside_the_config(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_no_path_beside_the_config(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("executor.model.config.find_spec", lambda name: None)
-    refused(run(model="ByteDance/Ouro-1.4B"), capsys, "'ByteDance/Ouro-1.4B' is no local path, and a hub id needs the package")
+    refused(
+        run(model="ByteDance/Ouro-1.4B"),
+        capsys,
+        "'ByteDance/Ouro-1.4B' is no local path, and a hub id needs the package",
+    )
 
 
-def test_cuda_without_a_card_says_what_was_found_and_what_to_do(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_a_card_says_what_was_found_and_what_to_do(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused(run(device="cuda"), capsys, "--device cuda: needs a CUDA GPU", f"torch {torch.__version__}", "use --device cpu")
+    refused(
+        run(device="cuda"),
+        capsys,
+        "--device cuda: needs a CUDA GPU",
+        f"torch {torch.__version__}",
+        "use --device cpu",
+    )
 
 
-def test_cuda_without_triton_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_triton_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(environment, "find_spec", lambda name: None)
     refused(run(device="cuda"), capsys, "needs the Python package triton", "pip install triton")
 
 
-def test_without_torch_every_command_says_what_to_install(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_every_command_says_what_to_install(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     refused(run(), capsys, "the executor needs torch, which is not installed", "pip install '.[gpu]'")
     assert main(["bench"]) == 2
@@ -220,7 +277,9 @@ def test_a_directory_that_is_not_a_run_is_not_written_to(capsys: pytest.CaptureF
     assert [item.name for item in Path("out").iterdir()] == ["thesis.tex"]
 
 
-def test_a_kernel_that_raises_ends_the_run_with_one_line_and_status_1(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_raises_ends_the_run_with_one_line_and_status_1(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, calls = Programs.run, []
 
     def broken(self: Programs, *arguments: Any) -> None:
@@ -234,11 +293,15 @@ def test_a_kernel_that_raises_ends_the_run_with_one_line_and_status_1(capsys: An
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("executor: the run failed after ")
-    assert captured.err.endswith("what had finished is in out, marked failed: RuntimeError: CUDA error: misaligned address\n")
+    assert captured.err.endswith(
+        "what had finished is in out, marked failed: RuntimeError: CUDA error: misaligned address\n"
+    )
     assert summary()["status"] == "failed"
 
 
-def test_an_error_before_the_first_batch_leaves_no_summary(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_before_the_first_batch_leaves_no_summary(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no kernel image is available\nfor this device")
 
@@ -249,7 +312,22 @@ def test_an_error_before_the_first_batch_leaves_no_summary(capsys: Any, monkeypa
 
 
 def test_diagnose_and_preserve_find_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", str(write_run()), "--device", "cpu", "--against", "atomic", "--out", "pair", "--audit"]) == 0
+    assert (
+        main(
+            [
+                "diagnose",
+                str(write_run()),
+                "--device",
+                "cpu",
+                "--against",
+                "atomic",
+                "--out",
+                "pair",
+                "--audit",
+            ]
+        )
+        == 0
+    )
     assert "output tokens equal" in capsys.readouterr().out
     base = "\n".join(f"  {line}" for line in RUN.format(model="ouro-tiny").strip().splitlines())
     Path("sweep.yaml").write_text(
@@ -266,7 +344,11 @@ def process(*arguments: str, prelude: str = "pass") -> subprocess.Popen[str]:
     code = f"import sys; {prelude}; from executor.cli import main; sys.exit(main(sys.argv[1:]))"
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
     )
 
 
@@ -291,7 +373,14 @@ def test_ctrl_c_leaves_a_run_marked_interrupted_and_status_130() -> None:
 
 def test_a_cpu_needs_no_triton() -> None:
     child = process(
-        "run", str(write_run()), "--device", "cpu", "--no-plots", "--out", "out", prelude="sys.modules['triton'] = None"
+        "run",
+        str(write_run()),
+        "--device",
+        "cpu",
+        "--no-plots",
+        "--out",
+        "out",
+        prelude="sys.modules['triton'] = None",
     )
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors

@@ -1,4 +1,5 @@
-"""Runs that do not complete: what stops them, how they say so, and that what had finished is on disk and true."""
+"""Runs that do not complete: what stops them, how they say so, and that what had finished is on disk and
+true."""
 
 import csv
 import io
@@ -22,8 +23,8 @@ from executor.packing import BatchPacker  # noqa: E402
 from executor.programs import EAGER_USES, ProgramKey, Programs  # noqa: E402
 from executor.runner import Launched  # noqa: E402
 from executor.session import Session  # noqa: E402
-from policies.core.batch import ExecutionBatch  # noqa: E402
 from policies.core.errors import WriteError  # noqa: E402
+from policies.core.seam.batch import ExecutionBatch  # noqa: E402
 from results.load import load_run  # noqa: E402
 
 
@@ -38,13 +39,18 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
     def run(self: Programs, *arguments: object) -> None:
         if next(calls) == number:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later")
+            raise RuntimeError(
+                "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be "
+                "reported later"
+            )
         real(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Programs, "run", run)
 
 
-def test_an_error_in_mid_run_leaves_what_had_finished_marked_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_mid_run_leaves_what_had_finished_marked_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = session_of()
     expected = run_on(session, tmp_path / "whole")
     with monkeypatch.context() as broken:
@@ -52,7 +58,11 @@ def test_an_error_in_mid_run_leaves_what_had_finished_marked_failed(tmp_path: Pa
         waits = []
         broken.setattr(session, "synchronize", lambda: waits.append(1))
         with pytest.raises(
-            RunError, match=r"after \d+ batches; what had finished is in .*/run, marked failed: RuntimeError: CUDA error"
+            RunError,
+            match=(
+                r"after \d+ batches; what had finished is in "
+                r".*/run, marked failed: RuntimeError: CUDA error"
+            ),
         ):
             run_on(session, tmp_path / "run")
         assert waits
@@ -69,7 +79,9 @@ def test_an_error_in_mid_run_leaves_what_had_finished_marked_failed(tmp_path: Pa
     assert run_on(session, tmp_path / "again").against(expected).is_identical
 
 
-def test_an_error_that_only_the_device_reports_at_the_end_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_only_the_device_reports_at_the_end_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = session_of()
 
     def broken() -> None:
@@ -99,7 +111,9 @@ def test_a_program_without_memory_for_its_graph_runs_eagerly_and_the_summary_say
     assert done.summary["status"] == "complete"
     assert done.summary["eager_batches"] == done.summary["num_batches"]
     assert len(tried) == len(set(tried)) == len(session.programs.uncaptured) > 3
-    assert f"{len(tried)} programs run eagerly, there was no memory to capture their CUDA graphs" in " ".join(done.summary["notes"])
+    assert f"{len(tried)} programs run eagerly, there was no memory to capture their CUDA graphs" in " ".join(
+        done.summary["notes"]
+    )
     assert not any("eagerly" in note for note in expected.summary["notes"])
 
 
@@ -133,7 +147,9 @@ def test_a_program_that_was_not_warmed_up_runs_eagerly_until_its_graph_pays(
     assert done.summary["eager_batches"] + replayed.total() == done.summary["num_batches"]
 
 
-def test_the_audit_stops_a_run_at_an_injected_wrong_slot(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_stops_a_run_at_an_injected_wrong_slot(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = BatchPacker.pack
 
     def pack(self: BatchPacker, host: HostMeta, batch: ExecutionBatch, *others: object) -> object:
@@ -144,7 +160,11 @@ def test_the_audit_stops_a_run_at_an_injected_wrong_slot(session: Session, tmp_p
 
     monkeypatch.setattr(BatchPacker, "pack", pack)
     with pytest.raises(
-        RunError, match=r"AuditError: batch \d+, request \d+, position \d+, depth \d: slots is \d+, first principles say"
+        RunError,
+        match=(
+            r"AuditError: batch \d+, request \d+, position \d+, depth "
+            r"\d: slots is \d+, first principles say"
+        ),
     ):
         run_on(session, tmp_path / "run")
     assert run_on(session, tmp_path / "blind", audit=False).summary["status"] == "complete"
@@ -192,7 +212,9 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step_to_end(session: Session, tmp
 
 
 def test_ctrl_c_does_not_wait_for_the_next_arrival(tmp_path: Path) -> None:
-    session = session_of(config_of("workload.arrival={process: constant, rate: 0.01}", "workload.prompt_tokens=5"))
+    session = session_of(
+        config_of("workload.arrival={process: constant, rate: 0.01}", "workload.prompt_tokens=5")
+    )
     done = run_on(session, tmp_path / "run", observers=(Press(0),))
     assert (done.summary["status"], done.summary["num_finished"]) == ("interrupted", 0)
 
@@ -217,10 +239,15 @@ def test_a_full_disk_at_the_end_fails_the_run_and_keeps_the_rest(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     full_for(monkeypatch, full)
-    with pytest.raises(WriteError, match=rf"run/{full}: No space left on device; what could be written is in .*, marked failed"):
+    with pytest.raises(
+        WriteError,
+        match=rf"run/{full}: No space left on device; what could be written is in .*, marked failed",
+    ):
         run_on(session, tmp_path / "run")
     assert load_run(tmp_path / "run").summary["status"] == "failed"
-    expected = {"batches.csv", "config.yaml", "requests.csv", "summary.json", "tokens.csv"} - ({full} - {"requests.csv"})
+    expected = {"batches.csv", "config.yaml", "requests.csv", "summary.json", "tokens.csv"} - (
+        {full} - {"requests.csv"}
+    )
     assert {item.name for item in (tmp_path / "run").iterdir()} == expected
 
 
@@ -232,7 +259,8 @@ def test_a_full_disk_in_mid_run_ends_it_with_one_line_and_keeps_what_had_finishe
     config.write_text(yaml.safe_dump(BASE))
     assert main(["run", str(config), "--device", "cpu", "--no-plots", "--out", str(place)]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"executor: {place}/batches.csv: No space left on device; what could be written is in {place}, marked failed"
+        f"executor: {place}/batches.csv: No space left on device; what could be written is in {place}, "
+        "marked failed"
     )
     assert load_run(place).summary["status"] == "failed"
     assert len(parse_batches((place / "batches.csv").read_text())) == 20

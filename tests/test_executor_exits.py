@@ -1,4 +1,5 @@
-"""Early exit on a CPU, bit for bit: which token leaves when, its K/V and its hidden state do not depend on the schedule."""
+"""Early exit on a CPU, bit for bit: which token leaves when, its K/V and its hidden state do not depend on
+the schedule."""
 
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from policies.registry import POLICIES  # noqa: E402
 from sim.replay import replay  # noqa: E402
 
 WORLD = (
-    "scheduler.max_num_batched_tokens=96", "workload.num_requests=6", "workload.prompt_tokens=[37, 70, 23, 5, 48, 1]",
-    "workload.output_tokens=[9, 2, 12, 7]",
+    "scheduler.max_num_batched_tokens=96", "workload.num_requests=6",
+    "workload.prompt_tokens=[37, 70, 23, 5, 48, 1]", "workload.output_tokens=[9, 2, 12, 7]",
 )  # fmt: skip
 MODES = {
     "gate": ("exit={mode: gate, threshold: 0.9}",),
@@ -50,7 +51,12 @@ CELLS = cells()
 
 def world(mode: str) -> tuple[Session, dict[str, PlannedRun]]:
     """The first run is alone, atomic and synchronous: no surplus work, no neighbour."""
-    alone = ("policy=atomic", "scheduler.prefill_chunk_size=null", "scheduler.max_num_seqs=1", "scheduler.inflight=1")
+    alone = (
+        "policy=atomic",
+        "scheduler.prefill_chunk_size=null",
+        "scheduler.max_num_seqs=1",
+        "scheduler.inflight=1",
+    )
     session = session_of(*(config_of(*WORLD, *MODES[mode], *cell) for cell in (alone, *CELLS.values())))
     return session, dict(zip(("alone", *CELLS), session.runs, strict=True))
 
@@ -66,7 +72,9 @@ def check(done: Done, session: Session, run: PlannedRun) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_tokens_states_kv_and_depths_are_the_same_bits_under_every_schedule(mode: str, tmp_path: Path) -> None:
+def test_tokens_states_kv_and_depths_are_the_same_bits_under_every_schedule(
+    mode: str, tmp_path: Path
+) -> None:
     session, runs = world(mode)
     expected = run_on(session, tmp_path / "alone", runs["alone"])
     check(expected, session, runs["alone"])
@@ -94,7 +102,9 @@ def test_threshold_1_and_full_depth_traces_are_fixed_depth_bit_for_bit(tmp_path:
 def test_the_gate_says_what_the_float64_rule_says_of_the_first_decoded_token(tmp_path: Path) -> None:
     """The K/V before it is full depth, so a dense forward of prompt and token is what it saw."""
     threshold = 0.9
-    session = session_of(config_of(*WORLD, "workload.output_tokens=2", f"exit={{mode: gate, threshold: {threshold}}}"))
+    session = session_of(
+        config_of(*WORLD, "workload.output_tokens=2", f"exit={{mode: gate, threshold: {threshold}}}")
+    )
     done = run_on(session, tmp_path / "run")
     shape = session.shape
     tensors = dict(named_tensors(shape, session.model.weights))

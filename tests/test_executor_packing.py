@@ -22,11 +22,23 @@ def plain_words(packer: Packer, layout: MetaLayout, segments: list[Segment]) -> 
     for ring, depth, start, count, source, target in segments:
         for at in range(0, count, tile_rows):
             end = min(at + tile_rows, count)
-            tiles.append((len(rows) + at, end - at, start + at, ring, depth, (start + end - 1) // SPLIT_KEYS + 1))
+            tiles.append(
+                (len(rows) + at, end - at, start + at, ring, depth, (start + end - 1) // SPLIT_KEYS + 1)
+            )
         for at in range(count):
             group, within = divmod(start + at, BLOCK_SIZE)
             slot = (int(packer.host_groups[ring, group]) * PLANES + depth) * BLOCK_SIZE + within
-            rows.append([start + at, slot, -1, -1, source + at if source >= 0 else -1, target + at if target >= 0 else -1, -1])
+            rows.append(
+                [
+                    start + at,
+                    slot,
+                    -1,
+                    -1,
+                    source + at if source >= 0 else -1,
+                    target + at if target >= 0 else -1,
+                    -1,
+                ]
+            )
     padding = [0, -1, -1, -1, -1, -1, -1]
     rows += [padding] * (layout.max_rows - len(rows))
 
@@ -47,7 +59,18 @@ def plain_words(packer: Packer, layout: MetaLayout, segments: list[Segment]) -> 
             continue
         for split in range(splits):
             begin = split * TILES_PER_SPLIT
-            items.append([first, count, position, ring, depth, begin, min(begin + TILES_PER_SPLIT, end_tile), used + split * count])
+            items.append(
+                [
+                    first,
+                    count,
+                    position,
+                    ring,
+                    depth,
+                    begin,
+                    min(begin + TILES_PER_SPLIT, end_tile),
+                    used + split * count,
+                ]
+            )
         combines += [[first + at, used + at, count, (position + at) // SPLIT_KEYS + 1] for at in range(count)]
         used += splits * count
     items.sort(key=lambda item: item[5] - item[6])
@@ -68,7 +91,8 @@ def test_every_word_is_what_plain_loops_write(tile_classes: tuple[int, ...]) -> 
         longest = draw.choice([1, 1, 40, 300])
         segments = [
             (
-                draw.randrange(RINGS), draw.randrange(PLANES), draw.randrange(draw.choice([600, 9000])), draw.randint(1, longest),
+                draw.randrange(RINGS), draw.randrange(PLANES), draw.randrange(draw.choice([600, 9000])),
+                draw.randint(1, longest),
                 draw.choice([-1, draw.randrange(4000)]), draw.choice([-1, draw.randrange(4000)]),
             )
             for _ in range(draw.randint(1, 24))

@@ -1,4 +1,5 @@
-"""Token preservation on a CPU, bit for bit: nothing that a policy, a chunk size or a neighbour does reaches a request's result."""
+"""Token preservation on a CPU, bit for bit: nothing that a policy, a chunk size or a neighbour does reaches a
+request's result."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,16 +10,17 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from executor_runs import Done, config_of, run_on, session_of  # noqa: E402
 
-from executor.fingerprint import Fingerprint, Fingerprints, checksum  # noqa: E402
+from executor.checks.fingerprint import Fingerprint, Fingerprints, checksum  # noqa: E402
+from executor.checks.preserve import compare, spell  # noqa: E402
 from executor.packing import RunningRequest  # noqa: E402
-from executor.preserve import compare, spell  # noqa: E402
 from executor.session import PlannedRun, Session  # noqa: E402
 from workloads.workload import Workload  # noqa: E402
 
 POLICIES = ("atomic", "split", "mixed", "wcpb")
 CHUNKS = (16, 32, 64, 128, "null")
 COMPANY = ((1, 1), (4, 2), (3, 1), (6, 4), (2, 8))
-"""(max_num_seqs, inflight): alone, with all others, and between; one of them for every policy and chunk size, in turn."""
+"""(max_num_seqs, inflight): alone, with all others, and between; one of them for every policy and chunk size,
+in turn."""
 PROMPTS, OUTPUTS = "[37, 140, 63, 5, 128, 1]", "[4, 2, 5]"
 BASE = (
     "scheduler.max_num_batched_tokens=160", "workload.num_requests=6", f"workload.prompt_tokens={PROMPTS}",
@@ -47,10 +49,17 @@ def grid() -> dict[str, tuple[str, ...]]:
             )
         for name, arrival in list(ARRIVALS.items())[at % 2 :: 2]:
             cells[f"{policy}, {name}"] = (f"policy={policy}", arrival, "scheduler.prefill_chunk_size=32")
-        cells[f"{policy}, no refill"] = (f"policy={policy}", "scheduler.decode=no_refill", "scheduler.prefill_chunk_size=64")
+        cells[f"{policy}, no refill"] = (
+            f"policy={policy}",
+            "scheduler.decode=no_refill",
+            "scheduler.prefill_chunk_size=64",
+        )
     for options in ("mix_decode: false", "fuse_prelude: false", "mix_decode: false, fuse_prelude: false"):
         for chunk in (16, 64):
-            cells[f"wcpb {options} chunk {chunk}"] = (f"policy={{name: wcpb, {options}}}", f"scheduler.prefill_chunk_size={chunk}")
+            cells[f"wcpb {options} chunk {chunk}"] = (
+                f"policy={{name: wcpb, {options}}}",
+                f"scheduler.prefill_chunk_size={chunk}",
+            )
     cells["a tight budget"] = ("scheduler.max_num_batched_tokens=19", "scheduler.max_num_seqs=6")
     cells["a tight pool"] = ("cache.num_blocks=44", "policy=mixed", "scheduler.max_num_seqs=6")
     cells["decode steps back"] = (
@@ -93,7 +102,9 @@ def greedy(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_tokens_hidden_states_and_kv_are_the_same_bits_as_alone_and_atomic(cell: str, greedy: World, tmp_path: Path) -> None:
+def test_tokens_hidden_states_and_kv_are_the_same_bits_as_alone_and_atomic(
+    cell: str, greedy: World, tmp_path: Path
+) -> None:
     done = run_on(greedy.session, tmp_path / "run", greedy.runs[cell])
     assert done.against(greedy.expected).is_identical
     assert [len(done.tokens[key]) for key in sorted(done.tokens)] == [4, 2, 5, 4, 2, 5]
@@ -103,7 +114,9 @@ def test_tokens_hidden_states_and_kv_are_the_same_bits_as_alone_and_atomic(cell:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_order_of_arrival_changes_no_bit(policy: str, greedy: World, tmp_path: Path) -> None:
     planned = next(run for name, run in greedy.runs.items() if name.startswith(f"{policy} chunk 32"))
-    done = run_on(greedy.session, tmp_path / "run", replace(planned, workload=reversed_arrivals(planned.workload)))
+    done = run_on(
+        greedy.session, tmp_path / "run", replace(planned, workload=reversed_arrivals(planned.workload))
+    )
     assert list(done.tokens) != sorted(done.tokens)
     assert done.against(greedy.expected).is_identical
 
@@ -114,7 +127,9 @@ def reversed_arrivals(workload: Workload) -> Workload:
     return replace(workload, requests=tuple(late))
 
 
-def test_seeded_sampling_depends_neither_on_the_policy_nor_on_the_company(greedy: World, tmp_path: Path) -> None:
+def test_seeded_sampling_depends_neither_on_the_policy_nor_on_the_company(
+    greedy: World, tmp_path: Path
+) -> None:
     names = [
         name
         for name in CELLS
@@ -146,7 +161,11 @@ def test_every_flipped_bit_changes_the_checksum(dtype: torch.dtype) -> None:
     expected = checksum(values).item()
     for index in range(values.numel()):
         for bit in range(8 * values.element_size()):
-            flip = torch.tensor(1 << bit).to(bits.dtype) if bit < 8 * values.element_size() - 1 else torch.iinfo(bits.dtype).min
+            flip = (
+                torch.tensor(1 << bit).to(bits.dtype)
+                if bit < 8 * values.element_size() - 1
+                else torch.iinfo(bits.dtype).min
+            )
             bits[index] ^= flip
             assert checksum(values).item() != expected, (index, bit)
             bits[index] ^= flip
@@ -170,7 +189,11 @@ def test_a_kv_fingerprint_covers_every_plane_of_the_request_and_nothing_else(gre
     last = (1, 1 * kv.planes, 2, offset, 7)
     for at, pool in enumerate((kv.k, kv.v)):
         for plane in range(kv.planes):
-            for layer, block, head, within, dim in ((0, 3 * kv.planes, 0, 0, 0), (1, 3 * kv.planes, 3, size - 1, 15), last):
+            for layer, block, head, within, dim in (
+                (0, 3 * kv.planes, 0, 0, 0),
+                (1, 3 * kv.planes, 3, size - 1, 15),
+                last,
+            ):
                 bits = pool.view(torch.int32)
                 bits[layer, block + plane, head, within, dim] ^= 1
                 found = fingerprints._kv_checksums(request, 20)

@@ -1,4 +1,5 @@
-"""`executor profile` on a CPU: the real path end to end, resumed after an interruption, and deterministic in what it measures."""
+"""`executor profile` on a CPU: the real path end to end, resumed after an interruption, and deterministic in
+what it measures."""
 
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 
 from executor.cli import main  # noqa: E402
-from executor.profiling.cases import Scale, component_cases  # noqa: E402
-from executor.profiling.command import row_buckets  # noqa: E402
-from executor.profiling.measure import Measurement  # noqa: E402
-from executor.profiling.serving import all_mixes, sampled_cases  # noqa: E402
+from executor.lab.profiling.cases import Scale, component_cases  # noqa: E402
+from executor.lab.profiling.command import row_buckets  # noqa: E402
+from executor.lab.profiling.measure import Measurement  # noqa: E402
+from executor.lab.profiling.serving import all_mixes, sampled_cases  # noqa: E402
 from executor.session import plan_runs  # noqa: E402
 from executor.source import kernel_sha256  # noqa: E402
-from policies.core.batch import Stage  # noqa: E402
-from policies.core.model import OURO_1_4B  # noqa: E402
+from policies.core.models.shape import OURO_1_4B  # noqa: E402
+from policies.core.seam.batch import Stage  # noqa: E402
 from results.profile import KINDS, read_part, read_profile  # noqa: E402
 
 torch.set_num_threads(1)
@@ -23,7 +24,9 @@ SCALE = Scale(max_rows=2048, max_context=16384, max_requests=32, chunks=(16, 128
 
 
 def profile(path: Path, *arguments: str) -> int:
-    return main(["profile", "--device", "cpu", "--model", "ouro-tiny", "--quick", "--out", str(path), *arguments])
+    return main(
+        ["profile", "--device", "cpu", "--model", "ouro-tiny", "--quick", "--out", str(path), *arguments]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,9 @@ def test_a_profile_holds_every_kind_with_its_figures(finished: Path) -> None:
         if row.kind == "host":
             assert row.select_ns is not None and row.prepare_ns is not None and row.launch_ns is not None
         else:
-            assert row.device_p10_ns is not None and row.device_ns is not None and row.device_p90_ns is not None
+            assert (
+                row.device_p10_ns is not None and row.device_ns is not None and row.device_p90_ns is not None
+            )
             assert row.device_p10_ns <= row.device_ns <= row.device_p90_ns
         if row.kind not in ("host", "gap", "copies"):
             assert row.prepare_ns is not None and row.launch_ns is not None and row.idle_device_ns is not None
@@ -49,7 +54,12 @@ def test_a_profile_holds_every_kind_with_its_figures(finished: Path) -> None:
 
 def test_the_header_says_what_was_measured(finished: Path) -> None:
     header = read_profile(finished).header
-    assert (header["gpu"], header["model"], header["dtype"], header["mode"]) == ("cpu", "ouro-tiny", "float32", "quick")
+    assert (header["gpu"], header["model"], header["dtype"], header["mode"]) == (
+        "cpu",
+        "ouro-tiny",
+        "float32",
+        "quick",
+    )
     assert header["kernel_sha256"] == kernel_sha256()
     assert header["torch"] == torch.__version__
     assert header["row_buckets"] == "1 2 4 8 16 24 32 48 64"
@@ -72,14 +82,19 @@ def test_an_interrupted_profile_goes_on_where_it_was(
         assert profile(path) == 130
     before = read_part(path)
     assert before.lines and not before.is_complete
-    assert f"{len(before.lines)} lines are in {path}; the same command goes on from there" in capsys.readouterr().err
+    assert (
+        f"{len(before.lines)} lines are in {path}; the same command goes on from there"
+        in capsys.readouterr().err
+    )
     with open(path, "a") as file:
         file.write("batch,cut in the mid")
     assert profile(path) == 0
     whole = read_profile(path)
     assert whole.lines[: len(before.lines)] == before.lines
     measured = [row.key for row in whole.lines if row.kind not in ("host", "gap")]
-    assert sorted(measured) == sorted(row.key for row in read_profile(finished).lines if row.kind not in ("host", "gap"))
+    assert sorted(measured) == sorted(
+        row.key for row in read_profile(finished).lines if row.kind not in ("host", "gap")
+    )
 
 
 def test_a_finished_profile_is_not_measured_again(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +120,9 @@ def test_wrong_arguments_are_one_line(
     assert not (tmp_path / "p.csv").exists()
 
 
-def test_something_else_under_the_name_is_left_alone(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_something_else_under_the_name_is_left_alone(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "p.csv"
     for text in ("request_id,arrival_ns\n", finished.read_text().replace("# gpu: cpu", "# gpu: NVIDIA H200")):
         path.write_text(text)
@@ -133,6 +150,12 @@ def test_sampled_batches_are_the_same_for_the_same_seed_and_cover_stages_and_pol
     assert cases == sampled_cases(runs, OURO_1_4B, row_buckets(2048), 100, seed=3)
     assert 80 <= len(cases) <= 100
     assert {case.stage for case in cases} == set(Stage)
-    assert {case.name.split(",")[0] for case in cases} == {"atomic", "split", "mixed", "wcpb", "wcpb staging apart"}
+    assert {case.name.split(",")[0] for case in cases} == {
+        "atomic",
+        "split",
+        "mixed",
+        "wcpb",
+        "wcpb staging apart",
+    }
     for case in cases:
         assert set(case.spans()) == set(range(len(case.spans())))

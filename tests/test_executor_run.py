@@ -1,4 +1,5 @@
-"""Real runs on a CPU: the directory they leave, the rules their logs keep, and how they end when something goes wrong."""
+"""Real runs on a CPU: the directory they leave, the rules their logs keep, and how they end when something
+goes wrong."""
 
 import csv
 import io
@@ -15,13 +16,13 @@ from executor_runs import Done, config_of, delivered, rules_of, run_on, session_
 
 import executor.run  # noqa: E402
 import executor.sweep  # noqa: E402
-from executor.diagnose import diagnose  # noqa: E402
+from executor.checks.diagnose import diagnose  # noqa: E402
 from executor.session import Session, tokens_sha256  # noqa: E402
 from executor.source import kernel_sha256  # noqa: E402
 from executor.sweep import run_grid  # noqa: E402
+from policies.core.engine.scheduler import Scheduler  # noqa: E402
 from policies.core.errors import InputError  # noqa: E402
-from policies.core.model import OURO_TINY  # noqa: E402
-from policies.core.scheduler import Scheduler  # noqa: E402
+from policies.core.models.shape import OURO_TINY  # noqa: E402
 from results.load import load_run  # noqa: E402
 from sim.run import simulate  # noqa: E402
 
@@ -44,7 +45,11 @@ ODD = {
         "scheduler.prefill_chunk_size=3",
     ),
     "a chunk is the budget": ("scheduler.prefill_chunk_size=null",),
-    "one row at a time": ("scheduler.max_num_batched_tokens=1", "scheduler.prefill_chunk_size=1", "workload.prompt_tokens=5"),
+    "one row at a time": (
+        "scheduler.max_num_batched_tokens=1",
+        "scheduler.prefill_chunk_size=1",
+        "workload.prompt_tokens=5",
+    ),
     "blocks of 5 tokens": ("cache.block_size=5",),
     "a tight pool": ("cache.num_blocks=24",),
     "poisson": ("workload.arrival={process: poisson, rate: 200}",),
@@ -58,10 +63,15 @@ def session() -> Session:
 
 
 def checked(session: Session, done: Done, **changes: object) -> None:
-    """The log keeps the nine invariants as an outside checker reads them, and every token was written down."""
-    check_log(done.text("batches.csv"), done.text("requests.csv"), rules_of(session, session.runs[0], **changes))
+    """The log keeps the nine invariants as an outside checker reads them, and every token was written
+    down."""
+    check_log(
+        done.text("batches.csv"), done.text("requests.csv"), rules_of(session, session.runs[0], **changes)
+    )
     lines = list(csv.DictReader(io.StringIO(done.text("tokens.csv"))))
-    assert {int(line["request_id"]): list(map(int, line["token_ids"].split())) for line in lines} == done.tokens
+    assert {
+        int(line["request_id"]): list(map(int, line["token_ids"].split())) for line in lines
+    } == done.tokens
     assert delivered(done) == {key: len(tokens) for key, tokens in done.tokens.items()}
 
 
@@ -71,7 +81,11 @@ def test_the_log_of_every_policy_passes_the_outside_checker(policy: str, tmp_pat
     done = run_on(session, tmp_path / "run")
     checked(session, done)
     assert done.summary["status"] == "complete"
-    assert (done.summary["num_finished"], done.summary["num_unfinished"], done.summary["surplus_rows"]) == (4, 0, 0)
+    assert (done.summary["num_finished"], done.summary["num_unfinished"], done.summary["surplus_rows"]) == (
+        4,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -96,10 +110,17 @@ def test_the_run_directory_is_the_simulators(tmp_path: Path) -> None:
     assert done[1]["output_token_sha256"] == tokens_sha256(done[2])
     assert done[1]["weights"] == "random, seed 0"
     assert done[1]["kernel_sha256"] == kernel_sha256()
-    assert (done[1]["world"], done[1]["device"], done[1]["dtype"], done[1]["cuda_graphs"]) == ("executor", "cpu", "float32", False)
+    assert (done[1]["world"], done[1]["device"], done[1]["dtype"], done[1]["cuda_graphs"]) == (
+        "executor",
+        "cpu",
+        "float32",
+        False,
+    )
 
 
-def test_two_runs_give_the_same_tokens_and_their_hash_tells_requests_apart(session: Session, tmp_path: Path) -> None:
+def test_two_runs_give_the_same_tokens_and_their_hash_tells_requests_apart(
+    session: Session, tmp_path: Path
+) -> None:
     one, two = (run_on(session, tmp_path / name, audit=False) for name in ("one", "two"))
     assert one.summary["output_token_sha256"] == two.summary["output_token_sha256"]
     assert tokens_sha256({0: [1, 2]}) != tokens_sha256({0: [1], 1: [2]}) != tokens_sha256({0: [12]})
@@ -109,7 +130,9 @@ def test_times_are_monotone_and_device_times_do_not_overlap(session: Session, tm
     batches = parse_batches(run_on(session, tmp_path / "run", audit=False).text("batches.csv"))
     edges = [time for batch in batches for time in (batch.started_ns, batch.finished_ns)]
     assert edges == sorted(edges)
-    assert all(batch.submitted_ns <= batch.started_ns <= batch.finished_ns <= batch.collected_ns for batch in batches)
+    assert all(
+        batch.submitted_ns <= batch.started_ns <= batch.finished_ns <= batch.collected_ns for batch in batches
+    )
 
 
 def test_an_open_loop_keeps_the_clock_of_its_arrivals(tmp_path: Path) -> None:
@@ -122,8 +145,12 @@ def test_an_open_loop_keeps_the_clock_of_its_arrivals(tmp_path: Path) -> None:
 
 
 def test_a_closed_loop_sends_a_request_when_an_earlier_one_has_ended(tmp_path: Path) -> None:
-    session = session_of(config_of("workload.arrival={process: closed, concurrency: 2}", "workload.num_requests=6"))
-    lines = list(csv.DictReader(io.StringIO(run_on(session, tmp_path / "run", audit=False).text("requests.csv"))))
+    session = session_of(
+        config_of("workload.arrival={process: closed, concurrency: 2}", "workload.num_requests=6")
+    )
+    lines = list(
+        csv.DictReader(io.StringIO(run_on(session, tmp_path / "run", audit=False).text("requests.csv")))
+    )
     arrivals, ends = ([int(line[key]) for line in lines] for key in ("arrival_ns", "finished_ns"))
     assert arrivals[:2] == [0, 0]
     for at, arrival_ns in enumerate(arrivals):
@@ -135,7 +162,9 @@ def test_requests_beyond_the_context_are_refused_with_the_numbers(tmp_path: Path
     done = run_on(session, tmp_path / "run")
     checked(session, done)
     assert (done.summary["num_refused"], done.summary["num_finished"]) == (1, 3)
-    assert list(done.summary["refusal_reasons"]) == ["prompt 70 + max_tokens 5 = 75 tokens, the context holds 41"]
+    assert list(done.summary["refusal_reasons"]) == [
+        "prompt 70 + max_tokens 5 = 75 tokens, the context holds 41"
+    ]
 
 
 def test_requests_beyond_the_pool_are_refused_with_the_numbers(tmp_path: Path) -> None:
@@ -148,9 +177,18 @@ def test_requests_beyond_the_pool_are_refused_with_the_numbers(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("workload.max_context=1", "test.yaml: none of 4 requests can run; request 0: prompt 37 .* the context holds 1"),
-        ("workload.prompt_tokens=70000", "none of 4 requests can run; request 0: prompt 70000 .* the context holds 65536"),
-        ("cache={num_blocks: 4, block_size: 1}", "none of 4 requests can run; request 0: it needs 160 KV blocks"),
+        (
+            "workload.max_context=1",
+            "test.yaml: none of 4 requests can run; request 0: prompt 37 .* the context holds 1",
+        ),
+        (
+            "workload.prompt_tokens=70000",
+            "none of 4 requests can run; request 0: prompt 70000 .* the context holds 65536",
+        ),
+        (
+            "cache={num_blocks: 4, block_size: 1}",
+            "none of 4 requests can run; request 0: it needs 160 KV blocks",
+        ),
         ("cache.num_blocks=3", "cache.num_blocks: 3 is less than one block in each of the 4 depth planes"),
     ],
 )
@@ -159,7 +197,9 @@ def test_a_workload_of_which_nothing_can_run_is_wrong_input(override: str, sente
         session_of(config_of(override, *(("workload.prompt_tokens=37",) if "cache={" in override else ())))
 
 
-def test_nothing_is_allocated_at_the_end(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_allocated_at_the_end(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schedulers: list[Scheduler] = []
 
     class Recorded(Scheduler):
@@ -176,8 +216,12 @@ def test_nothing_is_allocated_at_the_end(session: Session, tmp_path: Path, monke
 def test_early_stops_discard_surplus_work_and_leave_the_same_bits(session: Session, tmp_path: Path) -> None:
     expected = run_on(session, tmp_path / "exact")
     for inflight in (1, 2, 5):
-        early = session_of(config_of("workload.max_tokens=30", f"scheduler.inflight={inflight}", "policy=split"))
-        outputs = {item.request_id: len(expected.tokens[item.request_id]) for item in early.runs[0].workload.requests}
+        early = session_of(
+            config_of("workload.max_tokens=30", f"scheduler.inflight={inflight}", "policy=split")
+        )
+        outputs = {
+            item.request_id: len(expected.tokens[item.request_id]) for item in early.runs[0].workload.requests
+        }
         planned = early.runs[0]
         longer = tuple(replace(request, max_tokens=30) for request in planned.workload.requests)
         early.runs[0] = replace(planned, workload=replace(planned.workload, requests=longer))
@@ -188,14 +232,18 @@ def test_early_stops_discard_surplus_work_and_leave_the_same_bits(session: Sessi
 
 
 def test_diagnosis_finds_no_difference_between_policies(tmp_path: Path) -> None:
-    result = diagnose(config_of(), config_of("policy=atomic", "scheduler.prefill_chunk_size=null"), "cpu", tmp_path)
+    result = diagnose(
+        config_of(), config_of("policy=atomic", "scheduler.prefill_chunk_size=null"), "cpu", tmp_path
+    )
     assert result.between == [0.0] * 4
     assert result.is_identical
     assert result.num_positions == 113
     assert max(*result.from_float64[0], *result.from_float64[1]) < 1e-4
 
 
-def test_a_sweep_runs_only_the_cells_that_are_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_runs_only_the_cells_that_are_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = [({"policy": policy}, config_of(f"policy={policy}")) for policy in POLICIES]
     first = run_grid(grid, "cpu", tmp_path)
     assert len({summary["output_token_sha256"] for _, _, summary in first}) == 1
@@ -221,13 +269,18 @@ def test_runs_that_cannot_share_a_model_are_refused_by_key() -> None:
         session_of(config_of(), config_of("cache.block_size=32"))
 
 
-def test_a_card_that_the_catalogue_does_not_know_has_no_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_the_catalogue_does_not_know_has_no_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = session_of()
     monkeypatch.setattr(Session, "facts", None)
     monkeypatch.setattr(Session, "card", "NVIDIA GeForce GTX 970")
     done = run_on(session, tmp_path / "run")
     assert done.summary["limit_fraction"] is None
-    assert done.summary["limit_ceilings"] == "none: the catalogue has no card 'NVIDIA GeForce GTX 970', so batches have no limit"
+    assert (
+        done.summary["limit_ceilings"]
+        == "none: the catalogue has no card 'NVIDIA GeForce GTX 970', so batches have no limit"
+    )
 
 
 def test_the_pools_of_a_session_are_no_larger_than_its_requests_can_use() -> None:

@@ -1,4 +1,5 @@
-"""SHARED K/V on a CPU: against an independent dense float64 model of its semantics, and bit for bit over neighbours."""
+"""SHARED K/V on a CPU: against an independent dense float64 model of its semantics, and bit for bit over
+neighbours."""
 
 import csv
 import io
@@ -16,7 +17,7 @@ from executor.model.weights import named_tensors  # noqa: E402
 from executor.prompts import prompt_ids  # noqa: E402
 from executor.session import Session  # noqa: E402
 from policies.core.errors import InputError  # noqa: E402
-from policies.core.model import ModelShape  # noqa: E402
+from policies.core.models.shape import ModelShape  # noqa: E402
 from sim.replay import replay  # noqa: E402
 
 SHARED = (
@@ -40,10 +41,12 @@ def rotate(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
 def dense_shared(
     shape: ModelShape, tensors: Mapping[str, torch.Tensor], token_ids: list[int], loops_of: Mapping[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(hidden [tokens, hidden] after each token's last loop, K and V [layers, tokens, kv_heads, head_dim] as they are left).
+    """(hidden [tokens, hidden] after each token's last loop, K and V [layers, tokens, kv_heads, head_dim] as
+    they are left).
 
-    One position after the other, each through all of its loops; position p runs `loops_of[p]`, all where it is not named. A query
-    reads what earlier tokens left in the one plane, and its own K/V of the present loop.
+    One position after the other, each through all of its loops; position p runs `loops_of[p]`, all where it
+    is not named. A query reads what earlier tokens left in the one plane, and its own K/V of the present
+    loop.
     """
 
     def get(name: str) -> torch.Tensor:
@@ -65,17 +68,23 @@ def dense_shared(
                 at = f"model.layers.{layer}."
                 x = norm(hidden, at + "input_layernorm.weight")
                 query = rotate((get(at + "self_attn.q_proj.weight") @ x).reshape(heads, size), angle)
-                keys[layer, position] = rotate((get(at + "self_attn.k_proj.weight") @ x).reshape(kv_heads, size), angle)
+                keys[layer, position] = rotate(
+                    (get(at + "self_attn.k_proj.weight") @ x).reshape(kv_heads, size), angle
+                )
                 values[layer, position] = (get(at + "self_attn.v_proj.weight") @ x).reshape(kv_heads, size)
                 seen = slice(0, position + 1)
                 k = keys[layer, seen].repeat_interleave(heads // kv_heads, 1)
                 v = values[layer, seen].repeat_interleave(heads // kv_heads, 1)
                 weight = (torch.einsum("hd,thd->ht", query, k) / size**0.5).softmax(1)
-                branch = get(at + "self_attn.o_proj.weight") @ torch.einsum("ht,thd->hd", weight, v).reshape(-1)
+                branch = get(at + "self_attn.o_proj.weight") @ torch.einsum("ht,thd->hd", weight, v).reshape(
+                    -1
+                )
                 hidden = hidden + norm(branch, at + "input_layernorm_2.weight")
                 x = norm(hidden, at + "post_attention_layernorm.weight")
                 gate = get(at + "mlp.gate_proj.weight") @ x
-                branch = get(at + "mlp.down_proj.weight") @ (gate * gate.sigmoid() * (get(at + "mlp.up_proj.weight") @ x))
+                branch = get(at + "mlp.down_proj.weight") @ (
+                    gate * gate.sigmoid() * (get(at + "mlp.up_proj.weight") @ x)
+                )
                 hidden = hidden + norm(branch, at + "post_attention_layernorm_2.weight")
             hidden = norm(hidden, "model.norm.weight")
         states.append(hidden)
@@ -93,11 +102,16 @@ def loops_run(done: Done, request_id: int, num_loops: int) -> dict[int, int]:
 
 
 def groups_of(done: Done) -> dict[int, tuple[int, ...]]:
-    return {key: groups for batch in parse_batches(done.text("batches.csv")) for key, groups in batch.allocated.items()}
+    return {
+        key: groups
+        for batch in parse_batches(done.text("batches.csv"))
+        for key, groups in batch.allocated.items()
+    }
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """float32 rounding feeds back: what a token leaves, later ones read at every depth. LAST_EXITED planes would be off by 1."""
+    """float32 rounding feeds back: what a token leaves, later ones read at every depth. LAST_EXITED planes
+    would be off by 1."""
     return float((actual.double() - expected).abs().max() / expected.abs().max()) < 1e-4
 
 
@@ -112,7 +126,9 @@ def test_tokens_and_kv_equal_a_dense_float64_model_of_the_semantics(exits: str, 
         key, prompt_tokens = request.request_id, request.prompt_tokens
         prompt = prompt_ids(0, request, shape.vocab_size).tolist()
         made = done.tokens[key]
-        hidden, keys, values = dense_shared(shape, tensors, prompt + made[:-1], loops_run(done, key, shape.num_loops))
+        hidden, keys, values = dense_shared(
+            shape, tensors, prompt + made[:-1], loops_run(done, key, shape.num_loops)
+        )
         logits = hidden[prompt_tokens - 1 :] @ tensors["lm_head.weight"].double().T
         assert logits.argmax(1).tolist() == made
         positions = torch.arange(len(prompt) + len(made) - 1)
@@ -124,7 +140,11 @@ def test_tokens_and_kv_equal_a_dense_float64_model_of_the_semantics(exits: str, 
 @pytest.mark.parametrize("exits", EXITS)
 def test_no_bit_depends_on_neighbours_budget_or_batches_in_flight(exits: str, tmp_path: Path) -> None:
     cells = [
-        (f"scheduler.max_num_seqs={seqs}", f"scheduler.inflight={inflight}", f"scheduler.max_num_batched_tokens={budget}")
+        (
+            f"scheduler.max_num_seqs={seqs}",
+            f"scheduler.inflight={inflight}",
+            f"scheduler.max_num_batched_tokens={budget}",
+        )
         for seqs, inflight, budget in COMPANY
     ]
     session = session_of(*(config_of(*SHARED, *EXITS[exits], *cell) for cell in cells))
@@ -133,13 +153,17 @@ def test_no_bit_depends_on_neighbours_budget_or_batches_in_flight(exits: str, tm
         assert done.against(first).is_identical
         assert done.summary["tokens_by_loops"] == first.summary["tokens_by_loops"]
         settings = planned.config.exit
-        limits = {} if exits == "fixed" else {"min_loops": settings.min_loops, "max_loops": settings.max_loops}
+        limits = (
+            {} if exits == "fixed" else {"min_loops": settings.min_loops, "max_loops": settings.max_loops}
+        )
         check_log(done.text("batches.csv"), done.text("requests.csv"), rules_of(session, planned, **limits))
         assert replay(done.path).difference is None
 
 
 def test_layouts_cannot_share_a_loaded_model() -> None:
-    with pytest.raises(InputError, match=r"cache.layout: shared and last_exited, expected one for all runs on a loaded model"):
+    with pytest.raises(
+        InputError, match=r"cache.layout: shared and last_exited, expected one for all runs on a loaded model"
+    ):
         Session([config_of(*SHARED), config_of("policy=atomic")], "cpu")
 
 

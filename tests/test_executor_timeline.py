@@ -1,4 +1,5 @@
-"""Device times on the host's clock: they stay within what the host knows although the device's clock runs at another rate."""
+"""Device times on the host's clock: they stay within what the host knows although the device's clock runs at
+another rate."""
 
 import pytest
 
@@ -9,7 +10,8 @@ from executor.timeline import CudaTimeline  # noqa: E402
 
 
 class World:
-    """A host clock that tests move, and a device whose clock runs `rate` times as fast and passes events after `queue_ns`."""
+    """A host clock that tests move, and a device whose clock runs `rate` times as fast and passes events
+    after `queue_ns`."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -39,7 +41,9 @@ class Event:
 
     def elapsed_time(self, end: "Event") -> float:
         """Milliseconds of the device's clock, to float32 as the driver gives them."""
-        return torch.tensor((end.passed_ns - self.passed_ns) * self.world.rate / 1e6, dtype=torch.float32).item()
+        return torch.tensor(
+            (end.passed_ns - self.passed_ns) * self.world.rate / 1e6, dtype=torch.float32
+        ).item()
 
 
 def timeline_of(world: World, monkeypatch: pytest.MonkeyPatch) -> CudaTimeline:
@@ -51,7 +55,9 @@ def timeline_of(world: World, monkeypatch: pytest.MonkeyPatch) -> CudaTimeline:
 
 @pytest.mark.parametrize("rate", [1.0, 1 + 1e-4, 1 - 1e-4])
 @pytest.mark.parametrize("batch_ns", [100_000, 1_300_000])
-def test_times_do_not_drift_from_the_hosts_clock(rate: float, batch_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_do_not_drift_from_the_hosts_clock(
+    rate: float, batch_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(rate)
     clock = timeline_of(world, monkeypatch)
     start_ns, poll_ns = world.now_ns, 1_000

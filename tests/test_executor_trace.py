@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the tracer is torch's")
 
-from executor.trace import Gaps, account_of
+from executor.lab.trace import Gaps, account_of
 
 
 def call(name: str, ts: float, dur: float = 2.0) -> dict[str, Any]:
@@ -40,7 +40,9 @@ def test_calls_are_counted_between_the_first_and_the_last_launch_and_gaps_split_
     assert account.gaps_between_launches == Gaps(1, 20.0, 20.0, 20.0)
 
 
-@pytest.mark.parametrize("name", ["cudaStreamSynchronize", "cudaEventSynchronize", "cuCtxSynchronize", "cudaMemcpy", "cudaMalloc"])
+@pytest.mark.parametrize(
+    "name", ["cudaStreamSynchronize", "cudaEventSynchronize", "cuCtxSynchronize", "cudaMemcpy", "cudaMalloc"]
+)
 def test_a_call_that_waits_for_the_device_is_named(name: str) -> None:
     events = [call("cudaGraphLaunch", 0.0), call(name, 5.0), work(6.0, 1.0, 1), call("cudaGraphLaunch", 10.0)]
     assert account_of(events, 2).blocking == {name: 1}
@@ -48,4 +50,6 @@ def test_a_call_that_waits_for_the_device_is_named(name: str) -> None:
 
 def test_a_copy_from_pageable_memory_waits_too() -> None:
     copy = {**work(6.0, 1.0, 1, "Memcpy HtoD (Pageable -> Device)"), "cat": "gpu_memcpy"}
-    assert account_of([call("cudaGraphLaunch", 0.0), copy, call("cudaGraphLaunch", 10.0)], 2).blocking == {copy["name"]: 1}
+    assert account_of([call("cudaGraphLaunch", 0.0), copy, call("cudaGraphLaunch", 10.0)], 2).blocking == {
+        copy["name"]: 1
+    }

@@ -1,4 +1,5 @@
-"""Early exit without a device: where batches come back, what is surplus, and that no schedule changes which token leaves when."""
+"""Early exit without a device: where batches come back, what is surplus, and that no schedule changes which
+token leaves when."""
 
 import csv
 from collections import Counter
@@ -11,18 +12,18 @@ from log_checker import Broken, Rules, check_log
 from toy_backend import Run, World, run
 
 from policies.atomic import Atomic
-from policies.config import RunConfig, load_config, parse_config
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.config.runconfig import RunConfig, load_config, parse_config
+from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, InvariantError
-from policies.core.events import Completion
-from policies.core.exits import ExitRule, ExitSettings
-from policies.core.model import OURO_1_4B, OURO_TINY
-from policies.core.request import Request
-from policies.core.scheduler import Scheduler
-from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.models.shape import OURO_1_4B, OURO_TINY
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.events import Completion
+from policies.core.seam.exits import ExitRule, ExitSettings
+from policies.core.seam.request import Request
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.costs.models import load_device
 from policies.registry import POLICIES
 from sim.exits import DrawnExits
-from sim.models import load_device
 from sim.replay import replay
 from sim.run import simulate
 from workloads.spec import parse_workload
@@ -42,7 +43,9 @@ RULES = Rules(4, 2, 16, 4, 2, 1, 100, 16, min_loops=1)
         (ExitRule(1, 2, False), [2, 2]),
     ],
 )
-def test_a_decode_row_runs_to_the_next_depth_at_which_it_may_leave(rule: ExitRule, boundaries: list[int]) -> None:
+def test_a_decode_row_runs_to_the_next_depth_at_which_it_may_leave(
+    rule: ExitRule, boundaries: list[int]
+) -> None:
     assert [rule.boundary(depth) for depth in range(rule.max_loops)] == boundaries
 
 
@@ -68,20 +71,22 @@ def one_request(inflight: int, exits: ExitSettings, loops: list[int]) -> Run:
 def test_a_token_goes_to_coda_at_the_depth_at_which_it_left() -> None:
     result = one_request(1, ExitSettings("trace"), [2, 4, 1])
     assert decoded(result) == [
-        ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("CODA", 2, 0),
-        ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("RECURRENT", 2, 1), ("RECURRENT", 3, 1), ("CODA", 0, 0),
+        ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("CODA", 2, 0), ("PRELUDE", 0, 0),
+        ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("RECURRENT", 2, 1), ("RECURRENT", 3, 1), ("CODA", 0, 0),
         ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("CODA", 1, 0),
     ]  # fmt: skip
     assert result.engine.scheduler.surplus_rows == 0
     assert result.engine.scheduler.tokens_by_loops == [0, 1, 1, 0, 1]
 
 
-def test_with_two_batches_in_flight_the_decision_comes_one_batch_late_and_the_surplus_row_is_counted() -> None:
+def test_with_two_batches_in_flight_the_decision_comes_one_batch_late_and_the_surplus_row_is_counted() -> (
+    None
+):
     result = one_request(2, ExitSettings("trace"), [2, 4, 1])
     assert decoded(result) == [
         ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("RECURRENT", 2, 1), ("CODA", 2, 0),
-        ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("RECURRENT", 2, 1), ("RECURRENT", 3, 1), ("CODA", 0, 0),
-        ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("CODA", 1, 0),
+        ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("RECURRENT", 2, 1), ("RECURRENT", 3, 1),
+        ("CODA", 0, 0), ("PRELUDE", 0, 0), ("RECURRENT", 0, 1), ("RECURRENT", 1, 1), ("CODA", 1, 0),
     ]  # fmt: skip
     assert result.engine.scheduler.surplus_rows == 2
     assert result.engine.scheduler.tokens_by_loops == [0, 1, 1, 0, 1]
@@ -113,8 +118,12 @@ def test_no_boundary_before_min_loops_and_none_after_max_loops() -> None:
         (3, {0, 7}, r"batch 3 reports exits of \[0, 7\], it has rows of 1 of them"),
     ],
 )
-def test_a_backend_may_report_an_exit_only_of_a_row_that_may_leave(seq: int, exits: set[int], sentence: str) -> None:
-    scheduler = Scheduler(Atomic(), OURO_TINY, SchedulerSettings(), CacheSettings(num_blocks=400), ExitSettings("trace", 2))
+def test_a_backend_may_report_an_exit_only_of_a_row_that_may_leave(
+    seq: int, exits: set[int], sentence: str
+) -> None:
+    scheduler = Scheduler(
+        Atomic(), OURO_TINY, SchedulerSettings(), CacheSettings(num_blocks=400), ExitSettings("trace", 2)
+    )
     scheduler.enqueue(Request(0, 0, 1, 9))
     with pytest.raises(InvariantError, match=sentence):
         for at in range(seq + 1):
@@ -124,21 +133,29 @@ def test_a_backend_may_report_an_exit_only_of_a_row_that_may_leave(seq: int, exi
 
 
 def raw_config(policy: str, inflight: int, mode: str) -> dict[str, Any]:
-    exits = {"trace": {"mode": "trace"}, "gate": {"mode": "gate", "threshold": 0.6, "loop_weights": [3, 2, 1, 4], "min_loops": 2}}
+    exits = {
+        "trace": {"mode": "trace"},
+        "gate": {"mode": "gate", "threshold": 0.6, "loop_weights": [3, 2, 1, 4], "min_loops": 2},
+    }
     return {
         "model": "ouro-1.4b", "device": "h200", "policy": policy,
-        "scheduler": {"max_num_seqs": 6, "max_num_batched_tokens": 48, "prefill_chunk_size": 16, "inflight": inflight},
+        "scheduler": {"max_num_seqs": 6, "max_num_batched_tokens": 48, "prefill_chunk_size": 16,
+        "inflight": inflight},
         "exit": exits[mode],
         "workload": {
-            "kind": "synthetic", "num_requests": 14, "prompt_tokens": [37, 5, 60], "output_tokens": [9, 1, 14],
-            "arrival": {"process": "poisson", "rate": 60}, "exit_loops": {"distribution": "choice", "values": [1, 2, 3, 4]},
+            "kind": "synthetic", "num_requests": 14, "prompt_tokens": [37, 5, 60], "output_tokens": [9, 1,
+            14],
+            "arrival": {"process": "poisson", "rate": 60}, "exit_loops": {"distribution": "choice",
+            "values": [1, 2, 3, 4]},
         },
         "seed": 3,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["trace", "gate"])
-def test_the_depth_of_every_token_is_the_same_under_every_policy_and_replay_repeats_every_run(tmp_path: Path, mode: str) -> None:
+def test_the_depth_of_every_token_is_the_same_under_every_policy_and_replay_repeats_every_run(
+    tmp_path: Path, mode: str
+) -> None:
     histograms, depths = [], []
     for policy in POLICIES:
         for inflight in (1, 2, 5):
@@ -146,8 +163,12 @@ def test_the_depth_of_every_token_is_the_same_under_every_policy_and_replay_repe
             path, summary = simulate(config, tmp_path / f"{policy}{inflight}", plots=False)
             histograms.append(summary["tokens_by_loops"])
             depths.append(coda_depths(path))
-            assert sum(summary["tokens_by_loops"].values()) == summary["output_tokens"] - summary["num_finished"]
-            assert summary["loops_saved"] == sum((4 - int(key)) * count for key, count in summary["tokens_by_loops"].items())
+            assert (
+                sum(summary["tokens_by_loops"].values()) == summary["output_tokens"] - summary["num_finished"]
+            )
+            assert summary["loops_saved"] == sum(
+                (4 - int(key)) * count for key, count in summary["tokens_by_loops"].items()
+            )
             assert (summary["surplus_rows"] > 0) == (inflight > 1)
             check_run(path, config)
             outcome = replay(path)
@@ -160,7 +181,12 @@ def test_the_depth_of_every_token_is_the_same_under_every_policy_and_replay_repe
 def coda_depths(path: Path) -> Counter[tuple[str, str, str]]:
     """(request, position, first skipped depth) of every CODA row."""
     with open(path / "batches.csv") as file:
-        ranges = [item.split(":") for line in csv.DictReader(file) for item in line["ranges"].split() if ":CODA:" in item]
+        ranges = [
+            item.split(":")
+            for line in csv.DictReader(file)
+            for item in line["ranges"].split()
+            if ":CODA:" in item
+        ]
     return Counter((request, position, depth) for request, _, depth, position, _ in ranges)
 
 
@@ -168,8 +194,8 @@ def check_run(path: Path, config: RunConfig) -> None:
     num_blocks = load_config(path / "config.yaml").cache.num_blocks
     assert num_blocks is not None
     rules = Rules(
-        4, 6, 48, 16, config.scheduler.inflight, config.policy.resident_chunks(4), num_blocks // 4, 16, has_exact_times=False,
-        min_loops=config.exit.min_loops,
+        4, 6, 48, 16, config.scheduler.inflight, config.policy.resident_chunks(4), num_blocks // 4, 16,
+        has_exact_times=False, min_loops=config.exit.min_loops,
     )  # fmt: skip
     texts = (path / "batches.csv").read_text(), (path / "requests.csv").read_text()
     check_log(*texts, rules)
@@ -182,8 +208,12 @@ def test_drawn_depths_follow_their_weights_and_nothing_but_seed_request_and_posi
     found = Counter(draws.exit_loops(request, position) for request in range(100) for position in range(200))
     assert found[2] == 0
     assert [found[loops] / 20_000 for loops in (1, 3, 4)] == pytest.approx([0.25, 0.5, 0.25], abs=0.01)
-    assert [draws.exit_loops(5, 9) for _ in range(3)] == [DrawnExits(7, (1.0, 0.0, 2.0, 1.0)).exit_loops(5, 9)] * 3
-    assert found != Counter(DrawnExits(8, (1.0, 0.0, 2.0, 1.0)).exit_loops(r, p) for r in range(100) for p in range(200))
+    assert [draws.exit_loops(5, 9) for _ in range(3)] == [
+        DrawnExits(7, (1.0, 0.0, 2.0, 1.0)).exit_loops(5, 9)
+    ] * 3
+    assert found != Counter(
+        DrawnExits(8, (1.0, 0.0, 2.0, 1.0)).exit_loops(r, p) for r in range(100) for p in range(200)
+    )
 
 
 @pytest.mark.parametrize("device", ["h200-analytic", "roofline:h200"])
@@ -224,12 +254,20 @@ def test_a_trace_says_the_loops_of_each_decoded_token(tmp_path: Path) -> None:
     workload = load_workload(parse_workload({"kind": "trace", "path": str(lines)}, "test"), 0)
     assert workload.exits is not None and workload.exits.exit_loops(0, 9) == 1
     path.write_text("arrival_s,prompt_tokens,output_tokens,exit_loops\n0,8,4,2 0 3\n")
-    with pytest.raises(InputError, match="line 2: exit_loops: '2 0 3', expected nothing or whole numbers from 1 on"):
+    with pytest.raises(
+        InputError, match="line 2: exit_loops: '2 0 3', expected nothing or whole numbers from 1 on"
+    ):
         load_workload(parse_workload({"kind": "trace", "path": str(path)}, "test"), 0)
 
 
 def test_a_synthetic_list_of_loops_is_cycled_over_the_decoded_tokens_of_all_requests() -> None:
-    raw = {"kind": "synthetic", "num_requests": 3, "prompt_tokens": 4, "output_tokens": [3, 1, 4], "exit_loops": [1, 2, 3]}
+    raw = {
+        "kind": "synthetic",
+        "num_requests": 3,
+        "prompt_tokens": 4,
+        "output_tokens": [3, 1, 4],
+        "exit_loops": [1, 2, 3],
+    }
     exits = load_workload(parse_workload(raw, "test"), 0).exits
     assert exits is not None
     assert [exits.exit_loops(0, 4), exits.exit_loops(0, 5)] == [1, 2]

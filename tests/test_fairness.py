@@ -1,4 +1,5 @@
-"""Nobody waits without bound: overtaking at admission, decode rows beside prompts, prompts beside decode rows, short and long."""
+"""Nobody waits without bound: overtaking at admission, decode rows beside prompts, prompts beside decode
+rows, short and long."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -7,10 +8,10 @@ import pytest
 from toy_backend import Run, World, run
 from worlds import VARIANTS
 
-from policies.core.batch import PROMPT_STAGES, ExecutionBatch, Stage
-from policies.core.policy import Policy
-from policies.core.request import Request
-from policies.core.settings import SchedulerSettings
+from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, Stage
+from policies.core.seam.policy import Policy
+from policies.core.seam.request import Request
+from policies.core.seam.settings import SchedulerSettings
 from policies.wcpb import Wavefront
 
 LOOPS = 4
@@ -36,8 +37,11 @@ def seqs_until_prompt_done(result: Run, request_id: int) -> list[int]:
 
 @every_policy
 @pytest.mark.parametrize("max_bypasses", [0, 2, 5])
-def test_a_request_that_waits_for_blocks_is_overtaken_no_more_often_than_allowed(policy: Policy, max_bypasses: int) -> None:
-    """One holds half of the pool for long, the next needs more than the other half, and small ones keep coming."""
+def test_a_request_that_waits_for_blocks_is_overtaken_no_more_often_than_allowed(
+    policy: Policy, max_bypasses: int
+) -> None:
+    """One holds half of the pool for long, the next needs more than the other half, and small ones keep
+    coming."""
     small = [Request(10 + at, 2 + at, 16, 4) for at in range(30)]
     limits = SchedulerSettings(4, 64, 16, max_admission_bypasses=max_bypasses)
     result = run(policy, [Request(0, 0, 160, 60), Request(1, 1, 240, 2), *small], limits, num_blocks=4 * 24)
@@ -48,8 +52,9 @@ def test_a_request_that_waits_for_blocks_is_overtaken_no_more_often_than_allowed
 @every_policy
 @pytest.mark.parametrize("turns", [1, 3])
 def test_decode_rows_are_never_starved_by_prompts(policy: Policy, turns: int) -> None:
-    """A token is decoded while long prompts never end. Between two of its depths so many prompt batches pass as allowed, the LM
-    head's, its own prelude, and, where prompts are staged in batches of their own, one of those for each slot of a ring."""
+    """A token is decoded while long prompts never end. Between two of its depths so many prompt batches pass
+    as allowed, the LM head's, its own prelude, and, where prompts are staged in batches of their own, one of
+    those for each slot of a ring."""
     prompts = [Request(at, 1, 900, 1) for at in range(1, 12)]
     limits = SchedulerSettings(4, 64, 16, max_prefill_batches_before_decode=turns)
     result = run(policy, [Request(0, 0, 5, 12), *prompts], limits)
@@ -61,8 +66,8 @@ def test_decode_rows_are_never_starved_by_prompts(policy: Policy, turns: int) ->
 
 @every_policy
 def test_the_first_token_after_a_prompt_is_not_held_back_by_other_prompts(policy: Policy) -> None:
-    """The LM head waits for company, there is none while a long prompt runs, and it goes on alone after as many batches as
-    loops."""
+    """The LM head waits for company, there is none while a long prompt runs, and it goes on alone after as
+    many batches as loops."""
     limits = SchedulerSettings(4, 64, 16, min_coda_batch_size=3)
     result = run(policy, [Request(0, 0, 16, 1), Request(1, 0, 4000, 1)], limits)
     done = seqs_until_prompt_done(result, 0)[-1]
@@ -72,7 +77,8 @@ def test_the_first_token_after_a_prompt_is_not_held_back_by_other_prompts(policy
 @every_policy
 @pytest.mark.parametrize("budget", [4, 6, 7])
 def test_prompts_are_never_starved_by_decode_rows(policy: Policy, budget: int) -> None:
-    """Six tokens are decoded for long, as many as a batch holds or nearly; a prompt that comes later is done long before them."""
+    """Six tokens are decoded for long, as many as a batch holds or nearly; a prompt that comes later is done
+    long before them."""
     decoding = [Request(at, 0, 2, 400) for at in range(6)]
     limits = SchedulerSettings(7, budget, min(4, budget))
     result = run(policy, [*decoding, Request(6, 60_000, 40, 1)], limits)
@@ -107,8 +113,13 @@ def test_a_long_prompt_moves_on_while_short_requests_keep_coming(policy: Policy)
 
 @pytest.mark.parametrize("mix_decode", [True, False])
 def test_a_wavefront_too_wide_for_the_budget_goes_round_among_requests(mix_decode: bool) -> None:
-    """Six prompts, room for two chunks a batch: a late one is served every third batch, and all end nearly together."""
-    result = run(Wavefront(mix_decode=mix_decode), [Request(at, 0, 320, 1) for at in range(6)], SchedulerSettings(6, 32, 16))
+    """Six prompts, room for two chunks a batch: a late one is served every third batch, and all end nearly
+    together."""
+    result = run(
+        Wavefront(mix_decode=mix_decode),
+        [Request(at, 0, 320, 1) for at in range(6)],
+        SchedulerSettings(6, 32, 16),
+    )
     gaps = [longest_gap(seqs_until_prompt_done(result, at)) for at in range(6)]
     assert max(gaps) <= 6
     served = [rows_until(result.batches, at, 60) for at in range(6)]
@@ -116,11 +127,15 @@ def test_a_wavefront_too_wide_for_the_budget_goes_round_among_requests(mix_decod
 
 
 def rows_until(batches: Sequence[ExecutionBatch], request_id: int, seq: int) -> int:
-    return sum(item.token_count for batch in batches[:seq] for item in batch.ranges if item.request_id == request_id)
+    return sum(
+        item.token_count for batch in batches[:seq] for item in batch.ranges if item.request_id == request_id
+    )
 
 
 @every_policy
 def test_looping_tokens_beyond_the_budget_take_turns(policy: Policy) -> None:
-    result = run(policy, [Request(at, 0, 2, 30) for at in range(6)], SchedulerSettings(6, 4, 4), world=World())
+    result = run(
+        policy, [Request(at, 0, 2, 30) for at in range(6)], SchedulerSettings(6, 4, 4), world=World()
+    )
     for at in range(6):
         assert longest_gap(batches_of(result, at, (Stage.RECURRENT,))) <= 8

@@ -1,4 +1,5 @@
-"""A disk that takes no more: one sentence, status 1, what was written whole stays and is marked, and nothing is there by half."""
+"""A disk that takes no more: one sentence, status 1, what was written whole stays and is marked, and nothing
+is there by half."""
 
 import csv
 import io
@@ -14,7 +15,7 @@ from full_disk import FULL, full_after, full_for
 from log_checker import parse_batches
 from matplotlib.figure import Figure
 
-from policies.config import parse_config
+from policies.config.runconfig import parse_config
 from policies.core.errors import WriteError
 from results.files import GrowingFile
 from results.load import find_runs, finished_summary, load_run
@@ -46,7 +47,10 @@ def test_a_file_that_finds_no_room_fails_the_run_and_leaves_no_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str, left: list[str]
 ) -> None:
     full_for(monkeypatch, full)
-    with pytest.raises(WriteError, match=rf"run/{full}: No space left on device; what could be written is in .*, marked failed$"):
+    with pytest.raises(
+        WriteError,
+        match=rf"run/{full}: No space left on device; what could be written is in .*, marked failed$",
+    ):
         run(tmp_path / "run")
     assert names(tmp_path / "run") == left
     summary = load_run(tmp_path / "run").summary
@@ -61,7 +65,8 @@ def test_requests_that_find_no_room_in_mid_run_end_it_and_those_that_did_are_who
 ) -> None:
     full_after(monkeypatch, "requests.csv", 20)
     with pytest.raises(
-        WriteError, match=r"run/requests.csv: No space left on device; what could be written is in .*, marked failed$"
+        WriteError,
+        match=r"run/requests.csv: No space left on device; what could be written is in .*, marked failed$",
     ):
         run(tmp_path / "run")
     assert names(tmp_path / "run") == ["batches.csv", "config.yaml", "requests.csv", "summary.json"]
@@ -72,21 +77,37 @@ def test_requests_that_find_no_room_in_mid_run_end_it_and_those_that_did_are_who
     assert set(load_run(tmp_path / "run").requests()["status"]) == {"finished"}
 
 
-def test_pictures_that_find_no_room_are_all_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_that_find_no_room_are_all_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def savefig(self: Figure, path: Path, **options: object) -> None:
         Path(path).write_bytes(b"\x89PNG")
         raise FULL
 
     monkeypatch.setattr(Figure, "savefig", savefig)
-    with pytest.raises(WriteError, match=r"run/plots: No space left on device; what could be written is in .*, marked failed$"):
+    with pytest.raises(
+        WriteError,
+        match=r"run/plots: No space left on device; what could be written is in .*, marked failed$",
+    ):
         run(tmp_path / "run")
-    assert names(tmp_path / "run") == ["batches.csv", "config.yaml", "requests.csv", "summary.json", "trace.json.gz"]
+    assert names(tmp_path / "run") == [
+        "batches.csv",
+        "config.yaml",
+        "requests.csv",
+        "summary.json",
+        "trace.json.gz",
+    ]
     assert load_run(tmp_path / "run").summary["status"] == "failed"
 
 
-def test_without_room_for_a_summary_nothing_takes_it_for_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_for_a_summary_nothing_takes_it_for_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full_for(monkeypatch, "requests.csv", "summary.json")
-    with pytest.raises(WriteError, match=r"/requests.csv: No space .*; .*/run has no summary.json, so nothing takes it for a run$"):
+    with pytest.raises(
+        WriteError,
+        match=r"/requests.csv: No space .*; .*/run has no summary.json, so nothing takes it for a run$",
+    ):
         run(tmp_path / "runs" / "run")
     assert names(tmp_path / "runs" / "run") == ["batches.csv", "config.yaml", "requests.csv"]
     monkeypatch.undo()
@@ -107,7 +128,10 @@ def test_a_log_that_finds_no_room_is_cut_to_whole_lines(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limit)
     assert done.returncode == 1, done.stderr
     place = tmp_path / "run"
-    assert done.stderr == f"sim: {place}/batches.csv: File too large; what could be written is in {place}, marked failed\n"
+    assert (
+        done.stderr
+        == f"sim: {place}/batches.csv: File too large; what could be written is in {place}, marked failed\n"
+    )
     summary = load_run(place).summary
     assert summary["status"] == "failed"
     text = (place / "batches.csv").read_text()
@@ -118,7 +142,8 @@ def test_a_log_that_finds_no_room_is_cut_to_whole_lines(tmp_path: Path) -> None:
 
 
 class Disk:
-    """A disk with `room` bytes left for files that grow: raw files that write to it take what fits and then no more."""
+    """A disk with `room` bytes left for files that grow: raw files that write to it take what fits and then
+    no more."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room = room
@@ -136,7 +161,9 @@ class Disk:
 
 
 @pytest.mark.parametrize("tail", ["", "x" * 70_000, "x" * 70_000 + "\n" + "y" * 3])
-def test_a_log_is_cut_after_its_last_whole_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: str) -> None:
+def test_a_log_is_cut_after_its_last_whole_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tail: str
+) -> None:
     path, text = tmp_path / "log.csv", "a,b\n1,2\n" + tail
     Disk(monkeypatch, len(text))
     log = GrowingFile(path)
@@ -180,7 +207,9 @@ def test_a_disk_that_fills_before_any_request_was_written_fails_the_run_for_that
 ) -> None:
     """Both logs share what is left, and requests wait in a buffer while batches take it all."""
     Disk(monkeypatch, room)
-    with pytest.raises(WriteError, match=r"run/batches.csv: No space .*; what could be written is in .*, marked failed$"):
+    with pytest.raises(
+        WriteError, match=r"run/batches.csv: No space .*; what could be written is in .*, marked failed$"
+    ):
         run(tmp_path / "run")
     read = load_run(tmp_path / "run")
     assert read.summary["status"] == "failed" and "batches.csv" in read.summary["error"]
@@ -194,9 +223,9 @@ def test_a_run_whose_disk_did_not_take_its_requests_is_not_said_to_decide_otherw
     with pytest.raises(WriteError):
         run(tmp_path / "run")
     assert main(["replay", str(tmp_path / "run")]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"sim: {tmp_path}/run/batches.csv line 2: allocated: 0:")
-    assert told.endswith(", expected a request of requests.csv, which lacks some when the disk was full")
+    data = capsys.readouterr().err.splitlines()[-1]
+    assert data.startswith(f"sim: {tmp_path}/run/batches.csv line 2: allocated: 0:")
+    assert data.endswith(", expected a request of requests.csv, which lacks some when the disk was full")
 
 
 def test_the_command_ends_with_status_1_and_one_line(
@@ -207,4 +236,7 @@ def test_the_command_ends_with_status_1_and_one_line(
     config.write_text(json.dumps(CONFIG))
     assert main(["run", str(config), "--out", str(place)]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"sim: {place}/requests.csv: No space left on device; what could be written is in {place}, marked failed"
+    assert (
+        last == f"sim: {place}/requests.csv: No space left on device; what could be written is in {place}, "
+        "marked failed"
+    )

@@ -1,7 +1,8 @@
-"""Every Triton kernel equals its torch twin, and attention's bits do not depend on how its work is divided or packed.
+"""Every Triton kernel equals its torch twin, and attention's bits do not depend on how its work is divided or
+packed.
 
-On a machine without a GPU the kernels run in Triton's interpreter in float32 (which computes bfloat16 wrongly); with one they are
-compiled and bfloat16 is tested too.
+On a machine without a GPU the kernels run in Triton's interpreter in float32 (which computes bfloat16
+wrongly); with one they are compiled and bfloat16 is tested too.
 """
 
 from dataclasses import replace
@@ -29,7 +30,7 @@ from executor.kernels.rope_write import rope_table, rope_write_torch, rope_write
 from executor.kernels.scatter_rows import scatter_rows_torch, scatter_rows_triton  # noqa: E402
 from executor.kernels.swiglu import swiglu_torch, swiglu_triton  # noqa: E402
 from executor.kernels.worklist import Packer  # noqa: E402
-from policies.core.model import OURO_TINY  # noqa: E402
+from policies.core.models.shape import OURO_TINY  # noqa: E402
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -89,11 +90,20 @@ def test_norms_swiglu_and_gate_equal_their_twins(size: int, dtype) -> None:
 @pytest.mark.parametrize("size", [63, 100, 1000])
 def test_the_gate_decides_like_its_twin_on_the_rows_that_it_is_told(size: int, dtype) -> None:
     rule = GateRule(0.6, 2, 4, 4)
-    x, weight, bias = randn(6, size, dtype=dtype), randn(1, size, dtype=dtype, seed=1) * 0.1, randn(1, dtype=dtype, seed=2)
-    gates = torch.tensor([0 * 4 + 0, -1, 3 * 4 + 1, 1 * 4 + 2, 4 * 4 + 3, 2 * 4 + 1, 7], dtype=torch.int32, device=DEVICE)
+    x, weight, bias = (
+        randn(6, size, dtype=dtype),
+        randn(1, size, dtype=dtype, seed=1) * 0.1,
+        randn(1, dtype=dtype, seed=2),
+    )
+    gates = torch.tensor(
+        [0 * 4 + 0, -1, 3 * 4 + 1, 1 * 4 + 2, 4 * 4 + 3, 2 * 4 + 1, 7], dtype=torch.int32, device=DEVICE
+    )
     found = []
     for function in (gate_triton, gate_torch):
-        survival, left = torch.full((6,), 0.5, device=DEVICE), torch.full((6,), 9, dtype=torch.int32, device=DEVICE)
+        survival, left = (
+            torch.full((6,), 0.5, device=DEVICE),
+            torch.full((6,), 9, dtype=torch.int32, device=DEVICE),
+        )
         decisions = torch.full((7,), 5, dtype=torch.int32, device=DEVICE)
         function(x, weight, bias, gates, survival, left, decisions, 0, rule)
         found.append((survival, left, decisions))
@@ -101,7 +111,9 @@ def test_the_gate_decides_like_its_twin_on_the_rows_that_it_is_told(size: int, d
     assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][2], found[1][2])
     survival, left, decisions = (item.tolist() for item in found[0])
     stay = (1 - torch.sigmoid((x.float() * weight.float()).sum(1) + bias.float())).tolist()
-    assert survival == pytest.approx([stay[0], 0.5 * stay[3], 0.5 * stay[5], 0.5 * stay[2], 0.5 * stay[4], 0.5], rel=1e-4)
+    assert survival == pytest.approx(
+        [stay[0], 0.5 * stay[3], 0.5 * stay[5], 0.5 * stay[2], 0.5 * stay[4], 0.5], rel=1e-4
+    )
     leaves = [0, *(int(1 - survival[ring] >= 0.6) for ring in (1, 2, 3)), 0]
     assert left == [*leaves, 9]
     assert decisions == [0, 0, leaves[3], leaves[1], 0, leaves[2], 5]
@@ -110,8 +122,13 @@ def test_the_gate_decides_like_its_twin_on_the_rows_that_it_is_told(size: int, d
 def test_rows_of_tokens_that_left_are_dropped_and_a_new_token_is_not() -> None:
     left = torch.tensor([1, 0, 1], dtype=torch.int32, device=DEVICE)
     for function in (drop_left_triton, drop_left_torch):
-        gates = torch.tensor([0 * 4 + 1, 0 * 4 + 0, -1, 1 * 4 + 2, 2 * 4 + 3], dtype=torch.int32, device=DEVICE)
-        slots, targets = torch.arange(5, dtype=torch.int32, device=DEVICE), torch.arange(5, 10, dtype=torch.int32, device=DEVICE)
+        gates = torch.tensor(
+            [0 * 4 + 1, 0 * 4 + 0, -1, 1 * 4 + 2, 2 * 4 + 3], dtype=torch.int32, device=DEVICE
+        )
+        slots, targets = (
+            torch.arange(5, dtype=torch.int32, device=DEVICE),
+            torch.arange(5, 10, dtype=torch.int32, device=DEVICE),
+        )
         function(gates, left, slots, targets, 4)
         assert gates.tolist() == [-1, 0, -1, 6, -1]
         assert slots.tolist() == [-1, 1, 2, 3, -1]
@@ -123,7 +140,10 @@ def test_rows_move_only_where_an_index_says_so(size: int) -> None:
     source, pool = randn(6, size), randn(9, size, seed=1)
     index = torch.tensor([3, -1, 0, 8, -1, 5, -1], dtype=torch.int32, device=DEVICE)
     results = []
-    for gather, scatter in ((gather_rows_triton, scatter_rows_triton), (gather_rows_torch, scatter_rows_torch)):
+    for gather, scatter in (
+        (gather_rows_triton, scatter_rows_triton),
+        (gather_rows_torch, scatter_rows_torch),
+    ):
         out, target = empty(6, size), pool.clone()
         gather(pool, index, out)
         scatter(source, index, target)
@@ -147,7 +167,8 @@ def test_embedding_takes_known_tokens_then_sampled_ones_and_leaves_other_rows_al
 
 
 class Cache:
-    """Pools with scrambled, non-contiguous groups for `contexts` tokens per request; slots beyond them hold NaN."""
+    """Pools with scrambled, non-contiguous groups for `contexts` tokens per request; slots beyond them hold
+    NaN."""
 
     def __init__(self, contexts: list[int], block_size: int, dtype=torch.float32, seed: int = 0) -> None:
         columns = max(-(-tokens // block_size) for tokens in contexts)
@@ -168,7 +189,9 @@ class Cache:
         self.block_size = block_size
         for ring, tokens in enumerate(contexts):
             for plane in range(PLANES):
-                slots = plane_slots(self.kv.groups[ring], torch.arange(tokens, device=DEVICE), plane, PLANES, block_size)
+                slots = plane_slots(
+                    self.kv.groups[ring], torch.arange(tokens, device=DEVICE), plane, PLANES, block_size
+                )
                 size = (SHAPE.num_layers, tokens, SHAPE.num_kv_heads, SHAPE.head_dim)
                 for pool, salt in ((self.kv.k, 0), (self.kv.v, 1)):
                     values = randn(*size, dtype=dtype, seed=1000 * ring + 10 * plane + salt)
@@ -179,7 +202,13 @@ class Cache:
         return Packer(self.host_groups, PLANES, self.block_size, SHAPE.num_heads, slots, tile_classes)
 
 
-def pack(cache: Cache, segments: list[tuple[int, int, int, int]], max_rows: int, slots: int, tile_classes=(16, 32, 64)):
+def pack(
+    cache: Cache,
+    segments: list[tuple[int, int, int, int]],
+    max_rows: int,
+    slots: int,
+    tile_classes=(16, 32, 64),
+):
     layout = MetaLayout.for_rows(max_rows)
     host, meta = HostMeta.allocate(layout, pin=False), BatchMeta.allocate(layout, DEVICE)
     columns = np.array([(*segment, -1, -1) for segment in segments], dtype=np.int64)
@@ -197,7 +226,16 @@ def queries(segments, dtype=torch.float32, padding: int = 0):
     return torch.stack(rows + [empty(width, dtype=dtype)] * padding)
 
 
-def attend(cache: Cache, segments, *, slots: int, tile_classes=(16, 32, 64), layer: int = 1, padding: int = 0, num_sms: int = 2):
+def attend(
+    cache: Cache,
+    segments,
+    *,
+    slots: int,
+    tile_classes=(16, 32, 64),
+    layer: int = 1,
+    padding: int = 0,
+    num_sms: int = 2,
+):
     dtype = cache.kv.k.dtype
     num_rows = sum(count for *_, count in segments)
     packed, meta = pack(cache, segments, num_rows + padding, slots, tile_classes)
@@ -222,7 +260,9 @@ def test_attention_equals_its_twin_for_mixed_segments(block_size: int, dtype) ->
     attention_torch(queries(MIXED, dtype, 5), cache.kv, 1, meta, packed.tile_rows, 0, want)
     assert not got[: packed.num_rows].isnan().any()
     assert got[packed.num_rows :].isnan().all()
-    torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype] * 10, atol=TOLERANCE[dtype] * 4, equal_nan=True)
+    torch.testing.assert_close(
+        got, want, rtol=TOLERANCE[dtype] * 10, atol=TOLERANCE[dtype] * 4, equal_nan=True
+    )
 
 
 def test_attention_twin_equals_dense_softmax() -> None:
@@ -234,7 +274,9 @@ def test_attention_twin_equals_dense_softmax() -> None:
     row = 0
     for ring, plane, start, count in MIXED:
         for position in range(start, start + count):
-            slots = plane_slots(cache.kv.groups[ring], torch.arange(position + 1, device=DEVICE), plane, PLANES, 16)
+            slots = plane_slots(
+                cache.kv.groups[ring], torch.arange(position + 1, device=DEVICE), plane, PLANES, 16
+            )
             k, v = (pool[0, slots // 16, :, slots % 16].double() for pool in (cache.kv.k, cache.kv.v))
             k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
             query = q[row, : SHAPE.num_heads * SHAPE.head_dim].view(SHAPE.num_heads, -1).double()
@@ -251,7 +293,8 @@ def test_attention_bits_do_not_depend_on_tiles_splits_neighbours_or_grid(dtype) 
     _, whole_meta, whole = attend(cache, MIXED, slots=1)
     assert int(meta.header[2]) > 0 and int(whole_meta.header[2]) == 0
     assert torch.equal(bits(split), bits(whole))
-    # every tile height computes the same numbers; the interpreter's products are numpy's, whose bits follow the row count
+    # every tile height computes the same numbers; the interpreter's products are numpy's, whose bits follow
+    # the row count
     if HAS_GPU:
         for height in (16, 32):
             _, _, out = attend(cache, MIXED, slots=64, tile_classes=(height,))
@@ -301,10 +344,14 @@ def test_rope_and_kv_write_equal_their_twin_and_padding_writes_nothing(block_siz
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 21])
 def test_fused_products_equal_the_product_and_its_separate_kernel(num_rows: int, dtype) -> None:
-    """On a card the bits are equal too: that is `python -m executor.tune bits`, at full size."""
+    """On a card the bits are equal too: that is `python -m executor.lab.tune bits`, at full size."""
     config = ProductConfig(block_m=16, block_n=16, block_k=64, num_warps=4, num_stages=3)
     x, gate_up = randn(num_rows, 128, dtype=dtype), randn(2 * 48, 128, dtype=dtype, seed=1) * 128**-0.5
-    merged, want, got = empty(num_rows, 96, dtype=dtype), empty(num_rows, 48, dtype=dtype), empty(num_rows + 1, 48, dtype=dtype)
+    merged, want, got = (
+        empty(num_rows, 96, dtype=dtype),
+        empty(num_rows, 48, dtype=dtype),
+        empty(num_rows + 1, 48, dtype=dtype),
+    )
     torch.mm(x, gate_up.t(), out=merged)
     swiglu_triton(merged, want)
     swiglu_product_triton(x, gate_up, got[:num_rows], config)
@@ -320,7 +367,9 @@ def test_fused_products_equal_the_product_and_its_separate_kernel(num_rows: int,
     qkv = [empty(num_rows, heads * head_dim, dtype=dtype) for _ in range(2)]
     torch.mm(x, weight.t(), out=qkv[0])
     rope_write_triton(qkv[0], rope, meta.positions, meta.slots, caches[0].kv.k[1], caches[0].kv.v[1], 1)
-    rope_product_triton(x, weight, rope, meta.positions, meta.slots, caches[1].kv.k[1], caches[1].kv.v[1], 1, qkv[1], config)
+    rope_product_triton(
+        x, weight, rope, meta.positions, meta.slots, caches[1].kv.k[1], caches[1].kv.v[1], 1, qkv[1], config
+    )
     q_size = SHAPE.num_heads * head_dim
     assert_close(qkv[1][:, :q_size], qkv[0][:, :q_size])
     assert_close(caches[1].kv.k, caches[0].kv.k)
@@ -331,7 +380,9 @@ def test_exit_copy_fills_the_deeper_planes_only() -> None:
     caches = [Cache(CONTEXTS, 16) for _ in range(2)]
     untouched = caches[0].kv.k.clone()
     groups = caches[0].kv.groups
-    slots = torch.stack([plane_slots(groups[ring], torch.tensor(62, device=DEVICE), ring, PLANES, 16) for ring in range(4)])
+    slots = torch.stack(
+        [plane_slots(groups[ring], torch.tensor(62, device=DEVICE), ring, PLANES, 16) for ring in range(4)]
+    )
     slots = torch.cat((slots, torch.tensor([-1], device=DEVICE))).int()
     exit_copy_triton(caches[0].kv.k, caches[0].kv.v, slots, PLANES)
     exit_copy_torch(caches[1].kv.k, caches[1].kv.v, slots, PLANES)
@@ -339,7 +390,9 @@ def test_exit_copy_fills_the_deeper_planes_only() -> None:
         assert torch.equal(bits(got), bits(want))
     slot = int(slots[1])
     for plane in (1, 2, 3):
-        assert torch.equal(caches[0].kv.k[:, slot // 16 + plane - 1, :, slot % 16], untouched[:, slot // 16, :, slot % 16])
+        assert torch.equal(
+            caches[0].kv.k[:, slot // 16 + plane - 1, :, slot % 16], untouched[:, slot // 16, :, slot % 16]
+        )
     changed = (bits(caches[0].kv.k) != bits(untouched)).any(4).any(2).any(0).sum()  # blocks x offsets
     assert changed == 3 + 2 + 1
 
@@ -369,7 +422,9 @@ def survival_of(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     rows = len(x)
     survival, numbers = torch.zeros(rows), torch.zeros(rows, dtype=torch.int32)
     gates = 4 * torch.arange(rows, dtype=torch.int32)
-    gate_torch(x, weight[:1], weight[0, :1], gates, survival, numbers, numbers.clone(), 0, GateRule(0.5, 1, 4, 4))
+    gate_torch(
+        x, weight[:1], weight[0, :1], gates, survival, numbers, numbers.clone(), 0, GateRule(0.5, 1, 4, 4)
+    )
     return survival
 
 
@@ -389,7 +444,9 @@ def test_work_list_covers_every_query_row_and_key_exactly_once() -> None:
             for i in range(num_rows):
                 covered.setdefault(first_row + i, []).append((begin, end))
                 assert int(meta.positions[first_row + i]) == position + i
-                slot = plane_slots(cache.kv.groups[ring], torch.tensor(position + i, device=DEVICE), depth, PLANES, 16)
+                slot = plane_slots(
+                    cache.kv.groups[ring], torch.tensor(position + i, device=DEVICE), depth, PLANES, 16
+                )
                 assert int(meta.slots[first_row + i]) == int(slot)
         assert sorted(covered) == list(range(packed.num_rows))
         for row, spans in covered.items():
@@ -397,7 +454,9 @@ def test_work_list_covers_every_query_row_and_key_exactly_once() -> None:
             assert spans[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(spans))
             assert spans[-1][1] * 64 > int(meta.positions[row])
         combines = meta.combines.tolist()[: header[2]]
-        assert sorted(entry[0] for entry in combines) == sorted(row for row, spans in covered.items() if len(spans) > 1)
+        assert sorted(entry[0] for entry in combines) == sorted(
+            row for row, spans in covered.items() if len(spans) > 1
+        )
 
 
 def test_a_full_workspace_means_unsplit_items_not_an_overflow() -> None:

@@ -1,4 +1,5 @@
-"""A checkpoint loads exactly, whole or sharded, and every way it can be wrong is one sentence naming file and tensor or key."""
+"""A checkpoint loads exactly, whole or sharded, and every way it can be wrong is one sentence naming file and
+tensor or key."""
 
 import json
 from pathlib import Path
@@ -12,19 +13,21 @@ from executor.model.checkpoint import INDEX_FILE, SINGLE_FILE, load_checkpoint  
 from executor.model.config import resolve_model  # noqa: E402
 from executor.model.weights import named_tensors, random_weights  # noqa: E402
 from policies.core.errors import InputError  # noqa: E402
-from policies.core.hf_config import shape_from_hf_config  # noqa: E402
-from policies.core.model import OURO_1_4B, OURO_TINY  # noqa: E402
+from policies.core.models.hf_config import shape_from_hf_config  # noqa: E402
+from policies.core.models.shape import OURO_1_4B, OURO_TINY  # noqa: E402
 
 CPU = torch.device("cpu")
 torch.set_num_threads(1)
 
 OURO_CONFIG = {
-    "architectures": ["OuroForCausalLM"], "model_type": "ouro", "auto_map": {"AutoModel": "modeling_ouro.OuroModel"},
-    "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
-    "intermediate_size": 5632, "layer_types": ["full_attention"] * 24, "max_position_embeddings": 65536, "max_window_layers": 24,
-    "num_attention_heads": 16, "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "rope_scaling": None,
-    "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "total_ut_steps": 4, "early_exit_threshold": 1.0, "use_sliding_window": False, "vocab_size": 49152,
+    "architectures": ["OuroForCausalLM"], "model_type": "ouro",
+    "auto_map": {"AutoModel": "modeling_ouro.OuroModel"}, "attention_dropout": 0.0, "bos_token_id": 0,
+    "eos_token_id": 0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5632,
+    "layer_types": ["full_attention"] * 24, "max_position_embeddings": 65536, "max_window_layers": 24,
+    "num_attention_heads": 16, "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-6,
+    "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": None, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "total_ut_steps": 4, "early_exit_threshold": 1.0, "use_sliding_window": False,
+    "vocab_size": 49152,
 }  # fmt: skip
 
 
@@ -47,14 +50,19 @@ def write_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> dict[str, st
     names = list(tensors)
     weight_map = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
     for file_name in sorted(set(weight_map.values())):
-        save_file({name: tensors[name] for name in names if weight_map[name] == file_name}, folder / file_name)
+        save_file(
+            {name: tensors[name] for name in names if weight_map[name] == file_name}, folder / file_name
+        )
     (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return weight_map
 
 
 def test_a_single_file_and_shards_load_the_same_values(tmp_path: Path) -> None:
     tensors = tiny_tensors()
-    for folder, write in ((tmp_path / "one", lambda at: save_file(tensors, at / SINGLE_FILE)), (tmp_path / "two", None)):
+    for folder, write in (
+        (tmp_path / "one", lambda at: save_file(tensors, at / SINGLE_FILE)),
+        (tmp_path / "two", None),
+    ):
         folder.mkdir()
         if write:
             write(folder)
@@ -87,7 +95,10 @@ Q = "model.layers.1.self_attn.q_proj.weight"
     ("change", "sentence"),
     [
         (lambda t: t.pop(Q), f"tensor {Q} is missing, expected F32 \\[64, 64\\]"),
-        (lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(3)}), "unexpected tensor model.layers.2.mlp.up_proj"),
+        (
+            lambda t: t.update({"model.layers.2.mlp.up_proj.weight": torch.zeros(3)}),
+            "unexpected tensor model.layers.2.mlp.up_proj",
+        ),
         (
             lambda t: t.update({Q: torch.zeros(64, 32)}),
             f"tensor {Q} has shape \\[64, 32\\], expected \\[64, 64\\]",
@@ -122,9 +133,18 @@ def rewrite_header(path: Path, change) -> None:
         (lambda path: path.write_bytes((2).to_bytes(8, "little") + b"[]"), "its header is no JSON object"),
         (lambda path: path.unlink(), "cannot be read"),
         (lambda path: rewrite_header(path, lambda h: h[Q].pop("dtype")), f"tensor {Q} lacks a valid dtype"),
-        (lambda path: rewrite_header(path, lambda h: h[Q].update(data_offsets=[0, -4])), f"tensor {Q} lacks a valid dtype"),
-        (lambda path: rewrite_header(path, lambda h: h[Q].update(shape=[64, 63])), f"tensor {Q} has 16384 bytes for F32"),
-        (lambda path: rewrite_header(path, lambda h: h[Q].update(data_offsets=[0, 16384])), "corrupt header: tensor"),
+        (
+            lambda path: rewrite_header(path, lambda h: h[Q].update(data_offsets=[0, -4])),
+            f"tensor {Q} lacks a valid dtype",
+        ),
+        (
+            lambda path: rewrite_header(path, lambda h: h[Q].update(shape=[64, 63])),
+            f"tensor {Q} has 16384 bytes for F32",
+        ),
+        (
+            lambda path: rewrite_header(path, lambda h: h[Q].update(data_offsets=[0, 16384])),
+            "corrupt header: tensor",
+        ),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, damage, sentence: str) -> None:
@@ -140,10 +160,19 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage, sentence: str) -> None:
     ("change", "sentence"),
     [
         (lambda index: index.pop("weight_map"), "weight_map is missing"),
-        (lambda index: index["weight_map"].update({Q: "../other.safetensors"}), "expected a file of the same folder"),
+        (
+            lambda index: index["weight_map"].update({Q: "../other.safetensors"}),
+            "expected a file of the same folder",
+        ),
         (lambda index: index["weight_map"].pop(Q), f"holds tensor {Q}, the index places it in no file"),
-        (lambda index: index["weight_map"].update({"extra": "model-00001-of-00002.safetensors"}), "tensor extra is missing"),
-        (lambda index: index["weight_map"].update({"extra": "absent.safetensors"}), "absent.safetensors: cannot be read"),
+        (
+            lambda index: index["weight_map"].update({"extra": "model-00001-of-00002.safetensors"}),
+            "tensor extra is missing",
+        ),
+        (
+            lambda index: index["weight_map"].update({"extra": "absent.safetensors"}),
+            "absent.safetensors: cannot be read",
+        ),
     ],
 )
 def test_a_wrong_index_is_named(tmp_path: Path, change, sentence: str) -> None:

@@ -8,27 +8,34 @@ import pytest
 from log_checker import Broken, Rules, check_log
 from toy_backend import Run, World, run
 
-from policies.core.request import Request
-from policies.core.settings import SchedulerSettings
+from policies.core.seam.request import Request
+from policies.core.seam.settings import SchedulerSettings
 from policies.wcpb import Wavefront
 
 Lines = list[list[str]]
 RULES = Rules(
-    num_loops=4, max_num_seqs=2, max_num_batched_tokens=16, chunk_tokens=4, inflight=2, resident_chunks=4, num_groups=4,
-    block_size=16, outputs={0: 2, 1: 1, 2: 1, 3: 1},
+    num_loops=4, max_num_seqs=2, max_num_batched_tokens=16, chunk_tokens=4, inflight=2, resident_chunks=4,
+    num_groups=4, block_size=16, outputs={0: 2, 1: 1, 2: 1, 3: 1},
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def log() -> Run:
-    """A wavefront of three chunks, a second request beside it, a third after the device was idle, a fourth that never fits."""
-    requests = [Request(0, 0, 12, 2), Request(1, 500, 4, 1), Request(2, 20_000, 4, 1), Request(3, 20_000, 99, 9)]
+    """A wavefront of three chunks, a second request beside it, a third after the device was idle, a fourth
+    that never fits."""
+    requests = [
+        Request(0, 0, 12, 2),
+        Request(1, 500, 4, 1),
+        Request(2, 20_000, 4, 1),
+        Request(3, 20_000, 99, 9),
+    ]
     limits = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=16, prefill_chunk_size=4)
     return run(Wavefront(), requests, limits, num_blocks=16, world=World(host_ns=10))
 
 
 def broken_by(log: Run, change: Callable[[Lines, Lines], None], rules: Rules = RULES) -> int:
-    """Number of the invariant that the checker says is broken once `change` has falsified the fields; line 0 is the header."""
+    """Number of the invariant that the checker says is broken once `change` has falsified the fields; line 0
+    is the header."""
     batches, requests = (list(csv.reader(io.StringIO(text))) for text in (log.batches_csv, log.requests_csv))
     change(batches, requests)
     with pytest.raises(Broken) as caught:
@@ -78,8 +85,30 @@ def test_a_false_range_or_block_is_found(log: Run, number: int, seq: int, old: s
 
 @pytest.mark.parametrize(
     ("number", "column", "shift"),
-    [(9, 5, 1), (6, 5, -1000), (6, 6, -1), (6, 7, 1), (6, 10, -100_000), (5, 11, -1), (0, 4, 1), (0, 3, 1), (0, 0, 1), (2, 2, 1)],
-    ids=["late", "early", "started", "finished", "collected", "in flight", "rows", "requests", "seq", "loops"],
+    [
+        (9, 5, 1),
+        (6, 5, -1000),
+        (6, 6, -1),
+        (6, 7, 1),
+        (6, 10, -100_000),
+        (5, 11, -1),
+        (0, 4, 1),
+        (0, 3, 1),
+        (0, 0, 1),
+        (2, 2, 1),
+    ],
+    ids=[
+        "late",
+        "early",
+        "started",
+        "finished",
+        "collected",
+        "in flight",
+        "rows",
+        "requests",
+        "seq",
+        "loops",
+    ],
 )
 def test_a_false_number_of_a_batch_is_found(log: Run, number: int, column: int, shift: int) -> None:
     def change(batches: Lines, _: Lines) -> None:
@@ -105,7 +134,9 @@ def test_a_false_number_of_a_batch_is_found(log: Run, number: int, column: int, 
         (7, 1, 4, "refused"),
     ],
 )
-def test_a_false_story_of_a_request_is_found(log: Run, number: int, request_id: int, column: int, text: str) -> None:
+def test_a_false_story_of_a_request_is_found(
+    log: Run, number: int, request_id: int, column: int, text: str
+) -> None:
     def change(_: Lines, requests: Lines) -> None:
         requests[request_id + 1][column] = text
         if column == 12:

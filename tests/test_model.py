@@ -21,7 +21,7 @@ from executor.model.reference import dense_forward  # noqa: E402
 from executor.model.sampling import SamplingRows, greedy, row_seed, sample  # noqa: E402
 from executor.model.weights import named_tensors, random_weights, weight_bytes  # noqa: E402
 from policies.core.errors import InputError  # noqa: E402
-from policies.core.model import OURO_TINY, ModelShape  # noqa: E402
+from policies.core.models.shape import OURO_TINY, ModelShape  # noqa: E402
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -48,17 +48,25 @@ class Driver:
         columns = -(-self.tokens_per_ring // BLOCK_SIZE)
         self.model = LoopedModel.assemble(shape, self.weights, ops, self.tokens_per_ring)
         planes, rings = shape.num_loops, len(prompts)
-        self.kv = KVPools.allocate(shape, rings * columns * planes, BLOCK_SIZE, planes, rings, columns, torch.float32, CPU)
+        self.kv = KVPools.allocate(
+            shape, rings * columns * planes, BLOCK_SIZE, planes, rings, columns, torch.float32, CPU
+        )
         self.kv.k.fill_(float("nan"))
         self.kv.v.fill_(float("nan"))
-        groups = np.random.default_rng(3).permutation(rings * columns).reshape(rings, columns).astype(np.int32)
+        groups = (
+            np.random.default_rng(3).permutation(rings * columns).reshape(rings, columns).astype(np.int32)
+        )
         self.kv.groups.copy_(torch.from_numpy(groups))
-        self.packer = Packer(groups, planes, BLOCK_SIZE, shape.num_heads, ops.attention_slots, ops.tile_classes)
+        self.packer = Packer(
+            groups, planes, BLOCK_SIZE, shape.num_heads, ops.attention_slots, ops.tile_classes
+        )
         layout = MetaLayout.for_rows(max_rows)
         self.host, self.meta = HostMeta.allocate(layout, pin=False), BatchMeta.allocate(layout, CPU)
         self.scratch = Scratch.allocate(shape, max_rows, torch.float32, CPU)
         self.pool = torch.full((rings * self.tokens_per_ring, shape.hidden_size), float("nan"))
-        self.hidden = torch.full((shape.num_loops, rings, self.tokens_per_ring, shape.hidden_size), float("nan"))
+        self.hidden = torch.full(
+            (shape.num_loops, rings, self.tokens_per_ring, shape.hidden_size), float("nan")
+        )
         self.sampled = torch.zeros(rings, dtype=torch.int32)
 
     def run(self, steps: list[Step], loop_count: int = 1, bucket: int | None = None) -> None:
@@ -66,10 +74,14 @@ class Driver:
         segments = []
         for step in steps:
             pool_row = step.ring * self.tokens_per_ring + step.start
-            segments.append((step.ring, step.depth, step.start, step.count, -1 if step.depth == 0 else pool_row, pool_row))
+            segments.append(
+                (step.ring, step.depth, step.start, step.count, -1 if step.depth == 0 else pool_row, pool_row)
+            )
         packed = self.packer.pack(self.host, np.array(segments))
         tokens = [
-            self.prompts[step.ring][step.start : step.start + step.count] if step.depth == 0 else torch.full((step.count,), -1)
+            self.prompts[step.ring][step.start : step.start + step.count]
+            if step.depth == 0
+            else torch.full((step.count,), -1)
             for step in steps
         ]
         self.host.token_ids[: packed.num_rows] = torch.cat(tokens).numpy()
@@ -122,7 +134,9 @@ def test_hidden_states_gates_and_logits_equal_float64_at_every_depth(tokens: int
     for depth in range(4):
         assert relative_error(driver.hidden[depth, 0], want.hidden[depth]) < 1e-5
         hidden, rule = driver.hidden[depth, 0], GateRule(0.5, 1, 4, 4)
-        torch_ops().gate(hidden, weights.gate_weight, weights.gate_bias, gates + depth, survival, left, decisions, 0, rule)
+        torch_ops().gate(
+            hidden, weights.gate_weight, weights.gate_bias, gates + depth, survival, left, decisions, 0, rule
+        )
         leaving = 1 - (1 - want.gate[: depth + 1]).prod(0)
         assert relative_error(1 - survival, leaving) < 1e-5
         assert decisions.tolist() == ((leaving >= 0.5) & (depth < 3)).int().tolist()
@@ -168,7 +182,9 @@ def test_no_bit_depends_on_chunks_depth_order_decode_rows_neighbours_or_padding(
             assert torch.equal(pool.view(torch.int32), expected.view(torch.int32))
 
 
-@pytest.mark.skipif(not HAS_TRITON or torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter, on a CPU")
+@pytest.mark.skipif(
+    not HAS_TRITON or torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter, on a CPU"
+)
 def test_a_whole_loop_of_kernels_equals_the_twins() -> None:
     prompt = make_prompt(37, 9)
     kernels = triton_ops(Workspace.allocate(OURO_TINY, 1024, CPU), 2, torch.float32)
@@ -200,7 +216,9 @@ def test_greedy_takes_the_first_of_equal_logits() -> None:
     assert out.tolist() == [1, 0]
 
 
-def sampling_rows(count: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> SamplingRows:
+def sampling_rows(
+    count: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0
+) -> SamplingRows:
     return SamplingRows(
         torch.full((count,), temperature),
         torch.full((count,), top_k, dtype=torch.int32),
@@ -233,9 +251,21 @@ def test_a_sampled_token_does_not_depend_on_its_batch() -> None:
     together = draw(logits, rows)
     assert len(set(together)) > 3
     for i in reversed(range(9)):
-        alone = SamplingRows(rows.temperature[i : i + 1], rows.top_k[i : i + 1], rows.top_p[i : i + 1], rows.seeds[i : i + 1])
+        alone = SamplingRows(
+            rows.temperature[i : i + 1], rows.top_k[i : i + 1], rows.top_p[i : i + 1], rows.seeds[i : i + 1]
+        )
         assert draw(logits[i : i + 1], alone) == together[i : i + 1]
-    assert len({row_seed(seed, request, position) for seed in range(5) for request in range(5) for position in range(5)}) == 125
+    assert (
+        len(
+            {
+                row_seed(seed, request, position)
+                for seed in range(5)
+                for request in range(5)
+                for position in range(5)
+            }
+        )
+        == 125
+    )
 
 
 def test_the_environment_is_set_and_a_replaced_value_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

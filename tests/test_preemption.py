@@ -1,4 +1,5 @@
-"""A pool that is too small: blocks come step by step, the last in order gives way, and no token is lost or computed for nothing."""
+"""A pool that is too small: blocks come step by step, the last in order is preempted, and no token is lost or
+computed for nothing."""
 
 from pathlib import Path
 
@@ -7,15 +8,15 @@ from toy_backend import Run, run
 from worlds import VARIANTS
 
 from policies.atomic import Atomic
-from policies.config import parse_config
+from policies.config.runconfig import parse_config
+from policies.core.engine.frontier import PromptProgress
 from policies.core.errors import InputError
-from policies.core.exits import ExitSettings
-from policies.core.frontier import PromptProgress
-from policies.core.limit import DeviceFacts
-from policies.core.model import OURO_TINY
-from policies.core.request import Request
-from policies.core.settings import CacheSettings, SchedulerSettings
-from policies.devices import device_facts
+from policies.core.models.shape import OURO_TINY
+from policies.core.seam.exits import ExitSettings
+from policies.core.seam.request import Request
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.costs.devices import device_facts
+from policies.costs.limit import DeviceFacts
 from policies.registry import POLICIES
 from sim.replay import replay
 from sim.run import simulate
@@ -24,9 +25,16 @@ PLANES = OURO_TINY.num_loops
 LIMITS = SchedulerSettings(max_num_seqs=4, prefill_chunk_size=16, max_num_batched_tokens=64)
 
 
-def pool(num_groups: int, preemption: str = "recompute", allocation: str = "incremental", **more: object) -> CacheSettings:
+def pool(
+    num_groups: int, preemption: str = "recompute", allocation: str = "incremental", **more: object
+) -> CacheSettings:
     return CacheSettings(
-        block_size=8, num_blocks=num_groups * PLANES, allocation=allocation, preemption=preemption, watermark=0.0, **more
+        block_size=8,
+        num_blocks=num_groups * PLANES,
+        allocation=allocation,
+        preemption=preemption,
+        watermark=0.0,
+        **more,
     )  # type: ignore[arg-type]
 
 
@@ -34,14 +42,15 @@ def moved(result: Run) -> list[tuple[str, int, int]]:
     """(what, request, groups or 0) of everything that changed hands, in order."""
     found = []
     for batch in result.batches:
-        found += [("out", item.request_id, len(item.block_groups)) for item in batch.handover.preemptions]
-        found += [("in", item.request_id, len(item.block_groups)) for item in batch.handover.allocations]
-        found += [("grow", item.request_id, len(item.block_groups)) for item in batch.handover.growths]
+        found += [("out", item.request_id, len(item.block_groups)) for item in batch.transfers.preemptions]
+        found += [("in", item.request_id, len(item.block_groups)) for item in batch.transfers.allocations]
+        found += [("grow", item.request_id, len(item.block_groups)) for item in batch.transfers.growths]
     return found
 
 
 def test_blocks_come_with_each_chunk_of_a_prompt_and_each_block_of_tokens() -> None:
-    """Prompt 40 in chunks of 16 and 10 tokens more, blocks of 8: positions 0..48, so 2 + 2 + 1 + 1 + 1 groups."""
+    """Prompt 40 in chunks of 16 and 10 tokens more, blocks of 8: positions 0..48, so 2 + 2 + 1 + 1 + 1
+    groups."""
     result = run(Atomic(), [Request(0, 0, 40, 10)], LIMITS, cache=pool(7))
     assert moved(result) == [("in", 0, 2), ("grow", 0, 2), ("grow", 0, 1), ("grow", 0, 1), ("grow", 0, 1)]
     assert result.engine.scheduler.blocks.peak_used_blocks == 7 * PLANES
@@ -60,18 +69,26 @@ def test_the_later_of_two_gives_way_and_both_get_all_their_tokens(name: str, pre
 
 def test_recompute_runs_the_kept_tokens_as_the_end_of_the_prompt_and_makes_the_next_one() -> None:
     result = run(Atomic(), [Request(0, 0, 16, 30), Request(1, 5, 16, 30)], LIMITS, cache=pool(7))
-    gave_way = next(batch for batch in result.batches if batch.handover.preemptions)
+    gave_way = next(batch for batch in result.batches if batch.transfers.preemptions)
     kept = sum(
-        batch.stage == "CODA" and any(item.request_id == 1 for item in batch.ranges) for batch in result.batches[: gave_way.seq]
+        batch.stage == "CODA" and any(item.request_id == 1 for item in batch.ranges)
+        for batch in result.batches[: gave_way.seq]
     )
     resumed = next(item for batch in result.batches for item in batch.allocations if item.is_resumed)
     assert resumed.num_kept_tokens == kept > 0
-    again = [item for batch in result.batches[gave_way.seq :] for item in batch.ranges if item.request_id == 1]
+    again = [
+        item for batch in result.batches[gave_way.seq :] for item in batch.ranges if item.request_id == 1
+    ]
     prompt = [item for item in again if item.stage == "PREFILL"]
     assert sum(item.token_count for item in prompt) >= 16 + kept
     first_coda = next(item for item in again if item.stage == "CODA")
     assert first_coda.token_start == 16 + kept - 1
-    codas = [item.token_start for batch in result.batches for item in batch.ranges if item.request_id == 1 and item.stage == "CODA"]
+    codas = [
+        item.token_start
+        for batch in result.batches
+        for item in batch.ranges
+        if item.request_id == 1 and item.stage == "CODA"
+    ]
     assert codas == list(range(15, 45))
 
 
@@ -84,28 +101,35 @@ def test_swap_computes_no_token_of_a_decoding_request_twice() -> None:
                 for token in range(item.token_start, item.token_end):
                     assert (item.request_id, token, depth) not in seen
                     seen.add((item.request_id, token, depth))
-    out = [item for batch in result.batches for item in batch.handover.preemptions]
+    out = [item for batch in result.batches for item in batch.transfers.preemptions]
     back = [item for batch in result.batches for item in batch.allocations if item.is_resumed]
     assert [len(item.block_groups) for item in out] == [item.num_swapped_groups for item in back]
     bytes_per_group = PLANES * 8 * OURO_TINY.kv_bytes_per_token_and_depth
     rows = (len(out) + len(back)) * (OURO_TINY.hidden_bytes_per_row + 4)
     assert (
-        result.engine.scheduler.residents.swapped_bytes == 2 * sum(len(item.block_groups) for item in out) * bytes_per_group + rows
+        result.engine.scheduler.residents.swapped_bytes
+        == 2 * sum(len(item.block_groups) for item in out) * bytes_per_group + rows
     )
 
 
 def test_a_victim_without_room_in_host_memory_is_computed_again() -> None:
     requests = [Request(0, 0, 16, 30), Request(1, 5, 16, 30)]
     result = run(Atomic(), requests, LIMITS, cache=pool(7, "swap", swap_blocks=PLANES))
-    out = [item for batch in result.batches for item in batch.handover.preemptions]
+    out = [item for batch in result.batches for item in batch.transfers.preemptions]
     assert out and not any(item.is_swapped for item in out)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("inflight", [1, 2])
-def test_a_request_of_higher_priority_is_let_in_at_once_although_places_and_pool_are_full(name: str, inflight: int) -> None:
+def test_a_request_of_higher_priority_is_let_in_at_once_although_places_and_pool_are_full(
+    name: str, inflight: int
+) -> None:
     limits = SchedulerSettings(max_num_seqs=2, prefill_chunk_size=16, admission="priority", inflight=inflight)
-    requests = [Request(0, 0, 16, 40, priority=1), Request(1, 0, 16, 40, priority=2), Request(2, 30_000, 16, 5, priority=1)]
+    requests = [
+        Request(0, 0, 16, 40, priority=1),
+        Request(1, 0, 16, 40, priority=2),
+        Request(2, 30_000, 16, 5, priority=1),
+    ]
     result = run(VARIANTS[name], requests, limits, cache=pool(14, "swap", allocation="full"))
     records = result.records
     assert [record.preemptions for record in records.values()] == [0, 1, 0]
@@ -115,14 +139,25 @@ def test_a_request_of_higher_priority_is_let_in_at_once_although_places_and_pool
 
 def test_equal_priority_lets_nobody_give_way() -> None:
     limits = SchedulerSettings(max_num_seqs=1, prefill_chunk_size=16, admission="priority")
-    result = run(Atomic(), [Request(0, 0, 16, 9, 1), Request(1, 10, 16, 9, 1)], limits, cache=pool(9, "recompute", "full"))
-    assert not any(batch.handover.preemptions for batch in result.batches)
+    result = run(
+        Atomic(),
+        [Request(0, 0, 16, 9, 1), Request(1, 10, 16, 9, 1)],
+        limits,
+        cache=pool(9, "recompute", "full"),
+    )
+    assert not any(batch.transfers.preemptions for batch in result.batches)
 
 
 def test_the_watermark_keeps_blocks_free_for_those_who_run() -> None:
     def admitted_at_once(watermark: float) -> int:
-        cache = CacheSettings(8, 10 * PLANES, allocation="incremental", preemption="recompute", watermark=watermark)
-        return len(run(Atomic(), [Request(i, 0, 16, 2) for i in range(4)], LIMITS, cache=cache).batches[0].allocations)
+        cache = CacheSettings(
+            8, 10 * PLANES, allocation="incremental", preemption="recompute", watermark=watermark
+        )
+        return len(
+            run(Atomic(), [Request(i, 0, 16, 2) for i in range(4)], LIMITS, cache=cache)
+            .batches[0]
+            .allocations
+        )
 
     assert (admitted_at_once(0.0), admitted_at_once(0.4), admitted_at_once(0.99)) == (4, 3, 1)
 
@@ -132,25 +167,36 @@ def test_rewinding_forgets_chunks_that_have_not_finished() -> None:
     prompt.num_preluded_tokens = 12
     prompt.prefill_depth_ranges = [12, 8, 6, 5]
     prompt.rewind()
-    assert (prompt.num_preluded_tokens, prompt.prefill_depth_ranges, prompt.ready(0)) == (4, [4, 4, 4, 4], (4, 8))
+    assert (prompt.num_preluded_tokens, prompt.prefill_depth_ranges, prompt.ready(0)) == (
+        4,
+        [4, 4, 4, 4],
+        (4, 8),
+    )
 
 
 @pytest.mark.parametrize(
     ("cache", "complaint"),
     [
-        ({"allocation": "incremental"}, "cache.allocation: incremental needs cache.preemption recompute or swap"),
+        (
+            {"allocation": "incremental"},
+            "cache.allocation: incremental needs cache.preemption recompute or swap",
+        ),
         ({"watermark": 1.0}, "cache.watermark: 1.0, expected a fraction"),
         ({"swap_blocks": -1}, "cache.swap_blocks: -1, expected at least 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(cache: dict[str, object], complaint: str) -> None:
     with pytest.raises(InputError, match=complaint):
-        config = parse_config({"cache": cache, "workload": {"kind": "preset", "name": "chat"}}, Path(), "test")
+        config = parse_config(
+            {"cache": cache, "workload": {"kind": "preset", "name": "chat"}}, Path(), "test"
+        )
         config.policy.check(OURO_TINY, config.scheduler, config.cache)
 
 
 @pytest.mark.parametrize(("preemption", "swap_blocks"), [("recompute", None), ("swap", 40)])
-def test_tokens_that_left_the_loop_early_are_never_computed_again(preemption: str, swap_blocks: int | None) -> None:
+def test_tokens_that_left_the_loop_early_are_never_computed_again(
+    preemption: str, swap_blocks: int | None
+) -> None:
     with pytest.raises(InputError, match="may compute generated tokens again at full depth"):
         cache = pool(7, preemption, swap_blocks=swap_blocks)
         run(Atomic(), [Request(0, 0, 16, 30)], LIMITS, cache=cache, exits=ExitSettings("trace", 2, 3))
@@ -169,7 +215,8 @@ def config_of(policy: str, preemption: str, **changes: object) -> dict[str, obje
         "scheduler": {"max_num_seqs": 6, "max_num_batched_tokens": 64, "admission": "priority"},
         "cache": {"num_blocks": 160, "allocation": "incremental", "preemption": preemption},
         "workload": {
-            "kind": "synthetic", "num_requests": 40, "prompt_tokens": [37, 200, 5, 400], "output_tokens": [60, 1, 90],
+            "kind": "synthetic", "num_requests": 40, "prompt_tokens": [37, 200, 5, 400], "output_tokens": [60,
+            1, 90],
             "arrival": {"process": "poisson", "rate": 60}, "patience_ms": [9000, 300, 8000, 900, 5000],
         },
         **changes,
@@ -178,12 +225,18 @@ def config_of(policy: str, preemption: str, **changes: object) -> dict[str, obje
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_run_under_pressure_is_replayed_exactly_and_charges_its_transfers(tmp_path: Path, policy: str, preemption: str) -> None:
-    path, summary = simulate(parse_config(config_of(policy, preemption), tmp_path, "test"), tmp_path / "run", plots=False)
+def test_a_run_under_pressure_is_replayed_exactly_and_charges_its_transfers(
+    tmp_path: Path, policy: str, preemption: str
+) -> None:
+    path, summary = simulate(
+        parse_config(config_of(policy, preemption), tmp_path, "test"), tmp_path / "run", plots=False
+    )
     assert summary["preemptions"] > 5 and summary["num_finished"] + summary["num_cancelled"] == 40
     assert summary["num_finished"] > 15
     copies_s = sum(stage["components_s"].get("copies", 0.0) for stage in summary["stages"].values())
-    assert copies_s == pytest.approx(summary["swapped_bytes"] / device_facts("h200").host_bandwidth_bytes_per_s, rel=1e-4)
+    assert copies_s == pytest.approx(
+        summary["swapped_bytes"] / device_facts("h200").host_bandwidth_bytes_per_s, rel=1e-4
+    )
     assert (copies_s > 0) == (preemption == "swap")
     outcome = replay(path)
     assert outcome.difference is None, str(outcome)

@@ -1,4 +1,5 @@
-"""Prompts that begin alike: what is computed once is reused, what is reused is counted once, and nothing half done is shared."""
+"""Prompts that begin alike: what is computed once is reused, what is reused is counted once, and nothing half
+done is shared."""
 
 import csv
 import json
@@ -12,13 +13,13 @@ from worlds import VARIANTS
 
 from executor.prompts import prompt_ids
 from policies.atomic import Atomic
-from policies.config import parse_config
+from policies.config.runconfig import parse_config
 from policies.core.errors import InputError
-from policies.core.kv import BlockLedger
-from policies.core.model import OURO_TINY
-from policies.core.prefixes import block_keys
-from policies.core.request import Request
-from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.memory.kv import BlockLedger
+from policies.core.memory.prefixes import block_keys
+from policies.core.models.shape import OURO_TINY
+from policies.core.seam.request import Request
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
 from sim.replay import replay
 from sim.run import simulate
@@ -35,42 +36,70 @@ def sharing(num_groups: int, **more: object) -> CacheSettings:
     return CacheSettings(block_size=8, num_blocks=num_groups * PLANES, prefix_caching=True, **more)  # type: ignore[arg-type]
 
 
-def asking(request_id: int, prompt_tokens: int, ids: tuple[int, ...], tokens: int = 32, arrival_ns: int = 0) -> Request:
+def asking(
+    request_id: int, prompt_tokens: int, ids: tuple[int, ...], tokens: int = 32, arrival_ns: int = 0
+) -> Request:
     return Request(request_id, arrival_ns, prompt_tokens, 2, 0, ids, tokens)
 
 
 @pytest.mark.parametrize(
     ("prompt_tokens", "ids", "reused"),
-    [(64, (1, 2), 7), (65, (1, 2), 8), (40, (1, 2), 4), (64, (1, 3), 4), (64, (3, 2), 0), (64, (), 0), (8, (1,), 0), (9, (1,), 1)],
+    [
+        (64, (1, 2), 7),
+        (65, (1, 2), 8),
+        (40, (1, 2), 4),
+        (64, (1, 3), 4),
+        (64, (3, 2), 0),
+        (64, (), 0),
+        (8, (1,), 0),
+        (9, (1,), 1),
+    ],
 )
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_common_beginning_is_reused_in_whole_blocks_but_for_the_last_token(
     name: str, prompt_tokens: int, ids: tuple[int, ...], reused: int
 ) -> None:
     """The first prompt has 64 tokens, ids 1 and 2 for 32 each; blocks of 8."""
-    result = run(VARIANTS[name], [asking(0, 64, (1, 2)), asking(1, prompt_tokens, ids, arrival_ns=1)], SERIAL, cache=sharing(40))
+    result = run(
+        VARIANTS[name],
+        [asking(0, 64, (1, 2)), asking(1, prompt_tokens, ids, arrival_ns=1)],
+        SERIAL,
+        cache=sharing(40),
+    )
     allocation = next(item for batch in result.batches for item in batch.allocations if item.request_id == 1)
     assert allocation.num_reused_groups == reused
     prompt = [
-        item for batch in result.batches for item in batch.ranges if item.request_id == 1 and item.stage.startswith("PREFILL")
+        item
+        for batch in result.batches
+        for item in batch.ranges
+        if item.request_id == 1 and item.stage.startswith("PREFILL")
     ]
     assert min(item.token_start for item in prompt) == 8 * reused
     result.engine.scheduler.check_drained()
 
 
 def test_a_prefix_is_shared_chunk_by_chunk_as_batches_are_collected_never_before() -> None:
-    """Chunks of 16, blocks of 8: whoever comes while the third chunk runs reuses the four blocks of the first two."""
+    """Chunks of 16, blocks of 8: whoever comes while the third chunk runs reuses the four blocks of the first
+    two."""
     limits = SchedulerSettings(max_num_seqs=2, prefill_chunk_size=16, max_num_batched_tokens=16, inflight=1)
     requests = [asking(0, 64, (1, 2)), asking(1, 64, (1, 2), arrival_ns=2500)]
     result = run(Atomic(), requests, limits, cache=sharing(40))
     allocation = next(item for batch in result.batches for item in batch.allocations if item.request_id == 1)
     assert allocation.num_reused_groups == 6
-    early = run(Atomic(), [asking(0, 64, (1, 2)), asking(1, 64, (1, 2), arrival_ns=2)], limits, cache=sharing(40))
-    assert next(item for batch in early.batches for item in batch.allocations if item.request_id == 1).num_reused_groups == 2
+    early = run(
+        Atomic(), [asking(0, 64, (1, 2)), asking(1, 64, (1, 2), arrival_ns=2)], limits, cache=sharing(40)
+    )
+    assert (
+        next(
+            item for batch in early.batches for item in batch.allocations if item.request_id == 1
+        ).num_reused_groups
+        == 2
+    )
 
 
 def test_what_somebody_else_holds_is_not_needed_twice_and_what_nobody_holds_is_not_free_as_well() -> None:
-    """Nine groups of 8 tokens; 64 tokens take 8 of them, and 7 of these can be shared: so two requests fit at once, just."""
+    """Nine groups of 8 tokens; 64 tokens take 8 of them, and 7 of these can be shared: so two requests fit at
+    once, just."""
     ledger = BlockLedger(9, 8, 1)
     keys = [bytes([at]) for at in range(7)]
     groups = ledger.allocate(0, 64)
@@ -84,7 +113,9 @@ def test_what_somebody_else_holds_is_not_needed_twice_and_what_nobody_holds_is_n
     ledger.release(1)
     ledger.check_integrity()
     assert ledger.free_groups == 9
-    taken = run(Atomic(), [asking(0, 64, (1, 2)), asking(1, 64, (1, 2), arrival_ns=1)], SERIAL, cache=sharing(9))
+    taken = run(
+        Atomic(), [asking(0, 64, (1, 2)), asking(1, 64, (1, 2), arrival_ns=1)], SERIAL, cache=sharing(9)
+    )
     assert taken.engine.scheduler.residents.prefixes.totals.reused_groups == 7
 
 
@@ -105,8 +136,8 @@ def test_the_least_recently_used_prefix_goes_first_and_its_end_before_its_beginn
 def test_equal_keys_are_equal_tokens_and_the_other_way_round() -> None:
     """Hashing the tokens that the executor draws groups blocks exactly as the keys from content ids do."""
     requests = [
-        Request(0, 0, 70, 1, 0, (1, 2, 3), 24), Request(1, 0, 70, 1, 0, (1, 2, 4), 24), Request(2, 0, 50, 1, 0, (1, 2, 3), 24),
-        Request(3, 0, 70, 1, 0, (2, 1, 3), 24), Request(4, 0, 70, 1),
+        Request(0, 0, 70, 1, 0, (1, 2, 3), 24), Request(1, 0, 70, 1, 0, (1, 2, 4), 24),
+        Request(2, 0, 50, 1, 0, (1, 2, 3), 24), Request(3, 0, 70, 1, 0, (2, 1, 3), 24), Request(4, 0, 70, 1),
     ]  # fmt: skip
     by_key: dict[bytes, bytes] = {}
     by_tokens: dict[bytes, bytes] = {}
@@ -129,12 +160,18 @@ def test_prompts_without_content_are_drawn_as_ever() -> None:
 def test_synthetic_prompts_share_one_of_some_texts() -> None:
     keys = {"kind": "synthetic", "num_requests": 60, "prompt_tokens": 50, "output_tokens": 1}
     plain, alike = (
-        load_workload(parse_workload(item, "test"), 0) for item in (keys, {**keys, "shared_prefix": {"groups": 3, "tokens": 32}})
+        load_workload(parse_workload(item, "test"), 0)
+        for item in (keys, {**keys, "shared_prefix": {"groups": 3, "tokens": 32}})
     )
     assert {request.content_ids for request in alike.requests} == {(0,), (1,), (2,)}
     assert {request.content_tokens for request in alike.requests} == {32}
-    assert [request.prompt_tokens for request in plain.requests] == [request.prompt_tokens for request in alike.requests]
-    with pytest.raises(InputError, match=r"unknown key 'workload.shared_prefix.group', expected one of groups, tokens; did you"):
+    assert [request.prompt_tokens for request in plain.requests] == [
+        request.prompt_tokens for request in alike.requests
+    ]
+    with pytest.raises(
+        InputError,
+        match=r"unknown key 'workload.shared_prefix.group', expected one of groups, tokens; did you",
+    ):
         parse_workload({**keys, "shared_prefix": {"groups": 3, "tokens": 32, "group": 1}}, "test")
 
 
@@ -146,25 +183,36 @@ def test_shared_kv_refuses_prefix_caching_in_one_sentence() -> None:
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_run_with_hits_evictions_preemption_and_hang_ups_is_replayed(tmp_path: Path, policy: str, preemption: str) -> None:
+def test_a_run_with_hits_evictions_preemption_and_hang_ups_is_replayed(
+    tmp_path: Path, policy: str, preemption: str
+) -> None:
     raw = {
-        "model": "ouro-1.4b", "policy": policy, "scheduler": {"max_num_seqs": 5, "max_num_batched_tokens": 64},
-        "cache": {"num_blocks": 170, "allocation": "incremental", "preemption": preemption, "prefix_caching": True},
+        "model": "ouro-1.4b", "policy": policy, "scheduler": {"max_num_seqs": 5,
+        "max_num_batched_tokens": 64},
+        "cache": {"num_blocks": 170, "allocation": "incremental", "preemption": preemption,
+        "prefix_caching": True},
         "workload": {
-            "kind": "synthetic", "num_requests": 50, "prompt_tokens": [137, 200, 64, 400], "output_tokens": [60, 1, 90],
+            "kind": "synthetic", "num_requests": 50, "prompt_tokens": [137, 200, 64, 400],
+            "output_tokens": [60, 1, 90],
             "arrival": {"process": "poisson", "rate": 60}, "patience_ms": [9000, 300, 8000, 900, 5000],
             "shared_prefix": {"groups": 4, "tokens": 120},
         },
     }  # fmt: skip
     path, summary = simulate(parse_config(raw, tmp_path, "test"), tmp_path / "run", plots=False)
-    assert min(summary[key] for key in ("preemptions", "prefix_hit_blocks", "evicted_blocks", "num_cancelled")) > 5
+    assert (
+        min(summary[key] for key in ("preemptions", "prefix_hit_blocks", "evicted_blocks", "num_cancelled"))
+        > 5
+    )
     assert summary["prefix_hit_tokens"] * PLANES == 16 * summary["prefix_hit_blocks"]
     outcome = replay(path)
     assert outcome.difference is None, str(outcome)
 
 
-def mooncake(folder: Path, num_groups: int, cache: dict[str, object], **workload: object) -> dict[str, object]:
-    """The summary of the first 2,000 requests of the trace under atomic, blocks of 512 tokens, `num_groups` in each plane."""
+def mooncake(
+    folder: Path, num_groups: int, cache: dict[str, object], **workload: object
+) -> dict[str, object]:
+    """The summary of the first 2,000 requests of the trace under atomic, blocks of 512 tokens, `num_groups`
+    in each plane."""
     raw = {
         "policy": "atomic", "device": "a100-seed",
         "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 8192, "prefill_chunk_size": 4096},
@@ -209,8 +257,11 @@ def test_the_hit_rate_of_a_recorded_trace_equals_a_count_over_its_hash_ids(tmp_p
         (230, {"allocation": "incremental", "preemption": "swap"}),
     ],
 )
-def test_a_pool_of_a_part_of_the_working_set_loses_nothing(tmp_path: Path, part: int, cache: dict[str, object]) -> None:
-    """The prompts hold 30,178 blocks that differ; a quarter evicts; one in 230, 3 more than the longest, makes some give way."""
+def test_a_pool_of_a_part_of_the_working_set_loses_nothing(
+    tmp_path: Path, part: int, cache: dict[str, object]
+) -> None:
+    """The prompts hold 30,178 blocks that differ; a quarter evicts; one in 230, 3 more than the longest,
+    preempts some."""
     working_set = len({tuple(ids[: at + 1]) for _, ids in rows_that_run(2000) for at in range(len(ids))})
     assert working_set == 30_178
     summary = mooncake(tmp_path, working_set // part, cache, max_tokens=12)

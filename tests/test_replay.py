@@ -1,4 +1,5 @@
-"""Replays: both worlds' runs are decided again exactly, and a log that was changed is caught at the first difference."""
+"""Replays: both worlds' runs are decided again exactly, and a log that was changed is caught at the first
+difference."""
 
 import csv
 import json
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from policies.config import parse_config
-from policies.core.runlog import BATCH_COLUMNS
+from policies.config.runconfig import parse_config
+from policies.core.engine.runlog import BATCH_COLUMNS
 from policies.registry import POLICIES
 from sim import replay as replay_module
 from sim.cli import main
@@ -38,7 +39,8 @@ def config_of(policy: Any, inflight: int = 2, **changes: Any) -> dict[str, Any]:
         },
         "cache": changes.pop("cache", {}),
         "workload": {
-            "kind": "synthetic", "num_requests": 7, "prompt_tokens": [37, 20, 5, 60], "output_tokens": [4, 1, 3], "max_tokens": 5,
+            "kind": "synthetic", "num_requests": 7, "prompt_tokens": [37, 20, 5, 60], "output_tokens": [4, 1,
+            3], "max_tokens": 5,
             **changes.pop("workload", {}),
         },
         "exit": changes.pop("exit", {}),
@@ -58,7 +60,8 @@ def assert_equal(outcome: Outcome) -> None:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of the executor on this CPU: every policy, one, two and four batches in flight, every kind of loop."""
+    """Runs of the executor on this CPU: every policy, one, two and four batches in flight, every kind of
+    loop."""
     torch = pytest.importorskip("torch", reason="the executor's runs need torch")
     from executor.run import execute
     from executor.session import Session
@@ -73,7 +76,10 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 raw = config_of(policy, inflight, workload=arrival)
                 configs.append(parse_config(raw, folder, "test"))
     session = Session(configs, "cpu")
-    return {name: execute(session, run, folder / name, plots=False)[0] for name, run in zip(names, session.runs, strict=True)}
+    return {
+        name: execute(session, run, folder / name, plots=False)[0]
+        for name, run in zip(names, session.runs, strict=True)
+    }
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -92,7 +98,9 @@ def test_every_batch_of_an_executor_run_is_decided_again_from_its_measured_times
 def test_every_batch_of_a_simulated_run_is_decided_again(
     tmp_path: Path, policy: str, device: str, inflight: int, loop: str
 ) -> None:
-    assert_equal(replay(simulated(tmp_path / "run", config_of(policy, inflight, device=device, workload=LOOPS[loop]))))
+    assert_equal(
+        replay(simulated(tmp_path / "run", config_of(policy, inflight, device=device, workload=LOOPS[loop])))
+    )
 
 
 @pytest.mark.parametrize("inflight", [3, 8])
@@ -100,16 +108,25 @@ def test_every_batch_of_a_simulated_run_is_decided_again(
 def test_clients_that_hang_up_while_a_batch_is_handed_over_are_gone_in_the_replay_too(
     tmp_path: Path, policy: str, inflight: int
 ) -> None:
-    """A host slower than the device, one place, and clients that wait 3 ms: almost every one hangs up at such a time."""
-    hasty = {"num_requests": 30, "arrival": {"process": "poisson", "rate": 2000}, "patience_ms": 3, "max_tokens": 30}
+    """A host slower than the device, one place, and clients that wait 3 ms: almost every one hangs up at such
+    a time."""
+    hasty = {
+        "num_requests": 30,
+        "arrival": {"process": "poisson", "rate": 2000},
+        "patience_ms": 3,
+        "max_tokens": 30,
+    }
     raw = config_of(policy, inflight, device="roofline:h200", workload=hasty, scheduler={"max_num_seqs": 1})
     raw["workload"]["output_tokens"] = [1, 30, 7]
     assert_equal(replay(simulated(tmp_path / "run", raw)))
 
 
 @pytest.mark.parametrize("world", range(60))
-def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided_again(tmp_path: Path, world: int) -> None:
-    """A trace out of order, so that ids and arrivals disagree, times on a coarse grid, so that many things happen at once."""
+def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided_again(
+    tmp_path: Path, world: int
+) -> None:
+    """A trace out of order, so that ids and arrivals disagree, times on a coarse grid, so that many things
+    happen at once."""
     draw = random.Random(world)
     rows = ["arrival_ms,prompt_tokens,output_tokens,max_tokens,priority,exit_loops"]
     for _ in range(draw.randint(1, 25)):
@@ -119,7 +136,9 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
                     f"{' '.join(str(draw.randint(1, 4)) for _ in range(draw.randint(0, 5)))}")  # fmt: skip
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
     policy = draw.choice(list(POLICIES))
-    options = {"mix_decode": draw.random() < 0.5, "fuse_prelude": draw.random() < 0.5} if policy == "wcpb" else {}
+    options = (
+        {"mix_decode": draw.random() < 0.5, "fuse_prelude": draw.random() < 0.5} if policy == "wcpb" else {}
+    )
     concurrency, max_context = draw.choice([None, 1, 2, 4]), draw.choice([None, 60])
     chunk, inflight = draw.choice([4, 16, None]), draw.choice([1, 2, 2, 4, 8])
     raw = {
@@ -127,14 +146,16 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
         "device": draw.choice(["a100-seed", "h200", "roofline:l4"]),
         "policy": {"name": policy, **options},
         "scheduler": {
-            "max_num_seqs": draw.randint(1, 5), "max_num_batched_tokens": 16 if chunk else draw.choice([3, 64]),
+            "max_num_seqs": draw.randint(1, 5), "max_num_batched_tokens": 16 if chunk else draw.choice([3,
+            64]),
             "prefill_chunk_size": chunk, "inflight": inflight, "decode": draw.choice(["refill", "no_refill"]),
             "admission": draw.choice(["fcfs", "priority"]), "admission_scan_limit": draw.randint(1, 4),
             "max_admission_bypasses": draw.randint(0, 2), "min_coda_batch_size": draw.randint(1, 3),
             "max_prefill_batches_before_decode": draw.randint(1, 3),
         },
         "cache": {"block_size": 16, "num_blocks": draw.choice([20, 28, 60, None])},
-        "workload": {"kind": "trace", "path": "t.csv", "concurrency": concurrency, "max_context": max_context},
+        "workload": {"kind": "trace", "path": "t.csv", "concurrency": concurrency,
+        "max_context": max_context},
         "exit": draw.choice([{}, {"mode": "trace"}, {"mode": "trace", "min_loops": 2, "max_loops": 3}]),
     }  # fmt: skip
     path = simulated(tmp_path / "run", raw)
@@ -142,18 +163,29 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
     assert outcome.difference is None, str(outcome)
 
 
-def test_a_closed_loop_cannot_be_replayed_by_its_logged_arrivals_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that take no time are formed at the instant at which a request ends, before that end is collected."""
+def test_a_closed_loop_cannot_be_replayed_by_its_logged_arrivals_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that take no time are formed at the instant at which a request ends, before that end is
+    collected."""
     path = simulated(tmp_path / "run", config_of("mixed", 2, device="a100-seed", workload=CLOSED))
     assert_equal(replay(path))
     arrivals = replay_module.LoggedArrivals
-    monkeypatch.setattr(replay_module, "LoggedArrivals", lambda requests, concurrency: arrivals(requests, None))
+    monkeypatch.setattr(
+        replay_module, "LoggedArrivals", lambda requests, concurrency: arrivals(requests, None)
+    )
     assert replay(path).difference is not None
 
 
 def test_the_presets_closed_and_capped_loops_are_found_in_the_preset(tmp_path: Path) -> None:
     for name, concurrency in (("seed-serial-fixed", 1), ("seed-concurrent-fixed", 8), ("seed-4x8064", None)):
-        workload = {"kind": "preset", "name": name, "num_requests": 2, "prompt_tokens": 40, "output_tokens": 2}
+        workload = {
+            "kind": "preset",
+            "name": name,
+            "num_requests": 2,
+            "prompt_tokens": 40,
+            "output_tokens": 2,
+        }
         path = simulated(tmp_path / name, {**config_of("wcpb"), "workload": workload})
         assert RecordedRun.read(path).concurrency == concurrency
         assert_equal(replay(path))
@@ -263,7 +295,9 @@ def test_a_batch_too_many_is_named(run: Path) -> None:
     change(run, "batches.csv", repeat)
     outcome = replay(run)
     assert outcome.difference is not None and outcome.difference.replayed is None
-    assert outcome.difference.sentence.startswith(f"batch {outcome.num_batches} is in the log, the replay forms none at ")
+    assert outcome.difference.sentence.startswith(
+        f"batch {outcome.num_batches} is in the log, the replay forms none at "
+    )
 
 
 def test_a_changed_output_length_moves_the_decisions(run: Path) -> None:
@@ -280,7 +314,11 @@ def test_a_changed_story_of_a_request_is_found_when_all_batches_are_equal(run: P
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("max_num_seqs: 3", "max_num_seqs: 1"), ("fuse_prelude: true", "fuse_prelude: false"), ("chunk_size: 16", "chunk_size: 8")],
+    [
+        ("max_num_seqs: 3", "max_num_seqs: 1"),
+        ("fuse_prelude: true", "fuse_prelude: false"),
+        ("chunk_size: 16", "chunk_size: 8"),
+    ],
 )
 def test_settings_other_than_the_logs_make_other_decisions(run: Path, old: str, new: str) -> None:
     text = (run / "config.yaml").read_text()
@@ -298,7 +336,8 @@ def test_a_field_longer_than_csv_likes_is_read(run: Path) -> None:
 def test_a_run_that_was_cut_off_is_replayed_as_far_as_it_goes_and_that_is_said(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What Ctrl-C leaves: batches that were collected, requests that had arrived, and the tokens they had been given."""
+    """What Ctrl-C leaves: batches that were collected, requests that had arrived, and the tokens they had
+    been given."""
     with open(run / "batches.csv", newline="") as file:
         kept = list(csv.DictReader(file))[:30]
     change(run, "batches.csv", lambda lines: lines.__delitem__(slice(31, None)))
@@ -308,7 +347,9 @@ def test_a_run_that_was_cut_off_is_replayed_as_far_as_it_goes_and_that_is_said(
         column = {name: at for at, name in enumerate(lines[0])}
         lines[1:] = [line for line in lines[1:] if int(line[column["arrival_ns"]]) <= end_ns]
         for line in lines[1:]:
-            times = [time for time in line[column["token_ns"]].split() if int(time) <= int(kept[-1]["finished_ns"])]
+            times = [
+                time for time in line[column["token_ns"]].split() if int(time) <= int(kept[-1]["finished_ns"])
+            ]
             if len(times) < int(line[column["output_tokens"]]):
                 line[column["status"]], line[column["finished_ns"]] = "running" if times else "waiting", ""
             line[column["output_tokens"]], line[column["token_ns"]] = str(len(times)), " ".join(times)
@@ -318,7 +359,9 @@ def test_a_run_that_was_cut_off_is_replayed_as_far_as_it_goes_and_that_is_said(
     (run / "summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
     assert main(["replay", str(run)]) == 0
     assert capsys.readouterr().out.startswith(f"{run}: 30 batches of ")
-    assert str(replay(run)).endswith("all equal; the run was interrupted or broke off, and this is what it had logged")
+    assert str(replay(run)).endswith(
+        "all equal; the run was interrupted or broke off, and this is what it had logged"
+    )
     change(run, "batches.csv", setter("rows", 20, lambda text: "1"))
     assert main(["replay", str(run)]) == 1
 
@@ -331,19 +374,51 @@ def drop(number: int) -> Callable[[Lines], object]:
     ("name", "edit", "sentence"),
     [
         ("batches.csv", drop(0), "batches.csv line 1: column seq is missing, expected "),
-        ("batches.csv", drop(5), "batches.csv line 6: batch 5 after batch 3 was collected, expected batch 4 after one from "),
-        ("batches.csv", setter("started_ns", 3, lambda _: ""), "batches.csv line 5: started_ns: '', expected a whole number"),
-        ("batches.csv", setter("finished_ns", 3, lambda _: "1"), "batches.csv line 5: submitted, started, finished, collected at "),
+        (
+            "batches.csv",
+            drop(5),
+            "batches.csv line 6: batch 5 after batch 3 was collected, expected batch 4 after one from ",
+        ),
+        (
+            "batches.csv",
+            setter("started_ns", 3, lambda _: ""),
+            "batches.csv line 5: started_ns: '', expected a whole number",
+        ),
+        (
+            "batches.csv",
+            setter("finished_ns", 3, lambda _: "1"),
+            "batches.csv line 5: submitted, started, finished, collected at ",
+        ),
         (
             "batches.csv",
             setter("after_seq", 3, lambda _: "3"),
             "batches.csv line 5: batch 3 after batch 3 was collected, expected ",
         ),
-        ("batches.csv", lambda lines: lines[4].pop(), f"batches.csv line 5: {COLUMNS - 1} fields, expected {COLUMNS}"),
-        ("requests.csv", setter("prompt_tokens", 2, lambda _: "0"), "requests.csv line 4: 0 prompt tokens and "),
-        ("requests.csv", setter("arrival_ns", 1, lambda _: "-5"), "requests.csv line 3: arrival_ns: -5, expected at least 0"),
-        ("requests.csv", setter("max_tokens", 2, lambda _: "x"), "requests.csv line 4: max_tokens: 'x', expected a whole number"),
-        ("requests.csv", setter("request_id", 2, lambda _: "1"), "requests.csv line 4: request 1 has a line already"),
+        (
+            "batches.csv",
+            lambda lines: lines[4].pop(),
+            f"batches.csv line 5: {COLUMNS - 1} fields, expected {COLUMNS}",
+        ),
+        (
+            "requests.csv",
+            setter("prompt_tokens", 2, lambda _: "0"),
+            "requests.csv line 4: 0 prompt tokens and ",
+        ),
+        (
+            "requests.csv",
+            setter("arrival_ns", 1, lambda _: "-5"),
+            "requests.csv line 3: arrival_ns: -5, expected at least 0",
+        ),
+        (
+            "requests.csv",
+            setter("max_tokens", 2, lambda _: "x"),
+            "requests.csv line 4: max_tokens: 'x', expected a whole number",
+        ),
+        (
+            "requests.csv",
+            setter("request_id", 2, lambda _: "1"),
+            "requests.csv line 4: request 1 has a line already",
+        ),
     ],
 )
 def test_a_log_that_no_run_can_have_written_is_one_line_and_status_2(
@@ -375,7 +450,9 @@ def test_a_directory_that_is_no_whole_run_is_one_line_and_status_2(
     (run / "config.yaml").write_text(text.replace("name: wcpb", "name: wcbp"))
     assert "config.yaml: policy.name: unknown policy 'wcbp'" in refused(run)
     (run / "config.yaml").write_text(text.replace("num_blocks: ", "num_blocks: null  # "))
-    assert "config.yaml: cache.num_blocks: null, expected the number of blocks that the run had" in refused(run)
+    assert "config.yaml: cache.num_blocks: null, expected the number of blocks that the run had" in refused(
+        run
+    )
     (run / "config.yaml").write_text(text)
     assert main(["replay", str(run)]) == 0
     capsys.readouterr()

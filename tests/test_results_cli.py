@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from results_runs import write_run
 
-from policies.core.request import Request
+from policies.core.seam.request import Request
 from results.cli import main
 from results.table import print_table, table_lines
 
@@ -23,7 +23,14 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for policy in ("wcpb", "atomic"):
         for chunk in (4, 8):
             write_run(folder / f"{policy}-{chunk}", policy, chunk, trace=False)
-    write_run(folder / "single", "wcpb", 4, [Request(0, 0, 24, 1), Request(1, 0, 90_000, 1)], "single <&>", trace=False)
+    write_run(
+        folder / "single",
+        "wcpb",
+        4,
+        [Request(0, 0, 24, 1), Request(1, 0, 90_000, 1)],
+        "single <&>",
+        trace=False,
+    )
     return folder
 
 
@@ -43,7 +50,9 @@ def test_report_prints_a_table_and_writes_one_page_that_needs_nothing_else(
     assert status_of("report", sweep, "--out", page) == 0
     printed = capsys.readouterr()
     assert printed.out.count("wcpb") == 3 and printed.out.count("atomic") == 2
-    assert max(map(len, printed.out.splitlines())) > 120 and "…" not in printed.out and "\x1b" not in printed.out
+    assert (
+        max(map(len, printed.out.splitlines())) > 120 and "…" not in printed.out and "\x1b" not in printed.out
+    )
     text = page.read_text()
     assert text.count("data:image/png;base64,") == 1 + 2 * 3
     assert not re.search(r"(src|href)=['\"](?!data:)", text)
@@ -56,7 +65,12 @@ def test_the_best_of_a_workload_is_marked_and_runs_come_in_menu_order(sweep: Pat
 
     summaries = [run.summary for run in find_runs([sweep])[0]]
     lines = [line for line in table_lines(summaries) if line.workload == "toy"]
-    assert [(line.policy, line.chunk) for line in lines] == [("atomic", "4"), ("wcpb", "4"), ("atomic", "8"), ("wcpb", "8")]
+    assert [(line.policy, line.chunk) for line in lines] == [
+        ("atomic", "4"),
+        ("wcpb", "4"),
+        ("atomic", "8"),
+        ("wcpb", "8"),
+    ]
     throughput = {float(line.cells[0][0].replace(",", "")): line.cells[0][1] for line in lines}
     assert [value for value, is_best in throughput.items() if is_best] == [max(throughput)]
     (single,) = (line for line in table_lines(summaries) if line.workload != "toy")
@@ -70,11 +84,14 @@ def test_a_run_that_did_not_complete_says_so_and_wins_nothing(tmp_path: Path) ->
     file = io.StringIO()
     print_table([run.summary for run in runs], file)
     assert "atomic (interrupted)" in file.getvalue()
-    assert not any(is_best for line in table_lines([run.summary for run in runs]) for _, is_best in line.cells)
+    assert not any(
+        is_best for line in table_lines([run.summary for run in runs]) for _, is_best in line.cells
+    )
 
 
 @pytest.mark.parametrize(
-    "kind", [(), ("--wavefront", "--from-batch", 2, "--to-batch", 9), ("--latency",), ("--rows",), ("--pareto",)]
+    "kind",
+    [(), ("--wavefront", "--from-batch", 2, "--to-batch", 9), ("--latency",), ("--rows",), ("--pareto",)],
 )
 def test_plot_draws_every_kind(sweep: Path, tmp_path: Path, kind: tuple[object, ...]) -> None:
     picture = tmp_path / "picture.png"
@@ -89,20 +106,38 @@ def test_plot_draws_every_kind(sweep: Path, tmp_path: Path, kind: tuple[object, 
         (("report",), "the following arguments are required: DIR"),
         (("contrast", "a", "b"), "invalid choice: 'contrast'"),
         (("compare", "{sweep}", "nowhere"), "nowhere: no such directory"),
-        (("compare", "{sweep}", "{sweep}", "--p50", "-1"), "--p50: -1.0, expected a percentage of at least 0"),
-        (("compare", "{sweep}", "{sweep}", "--rank-gap", "nan"), "--rank-gap: nan, expected a percentage of at least 0"),
+        (
+            ("compare", "{sweep}", "{sweep}", "--p50", "-1"),
+            "--p50: -1.0, expected a percentage of at least 0",
+        ),
+        (
+            ("compare", "{sweep}", "{sweep}", "--rank-gap", "nan"),
+            "--rank-gap: nan, expected a percentage of at least 0",
+        ),
         (("plot", "{sweep}/wcpb-4"), "required: --out"),
         (("plot", "{sweep}", "--out", "{tmp}/x.png"), "the runs have different workloads"),
-        (("plot", "{sweep}/wcpb-4", "--from-batch", "5", "--to-batch", "4", "--out", "{tmp}/x.png"), "--to-batch: 4, expected"),
+        (
+            ("plot", "{sweep}/wcpb-4", "--from-batch", "5", "--to-batch", "4", "--out", "{tmp}/x.png"),
+            "--to-batch: 4, expected",
+        ),
         (
             ("plot", "{sweep}/wcpb-4", "--from-batch", "-1", "--out", "{tmp}/x.png"),
             "--from-batch: -1, expected a number of at least 0",
         ),
-        (("plot", "{sweep}/wcpb-4", "--from-ms", "nan", "--out", "{tmp}/x.png"), "--from-ms: nan, expected a number of at least 0"),
+        (
+            ("plot", "{sweep}/wcpb-4", "--from-ms", "nan", "--out", "{tmp}/x.png"),
+            "--from-ms: nan, expected a number of at least 0",
+        ),
         (("plot", "{sweep}/wcpb-4", "--to-ms", "inf", "--out", "{tmp}/x.png"), "--to-ms: inf, expected"),
         (("plot", "{sweep}/wcpb-4", "--from-batch", "5", "--to-ms", "4", "--out", "{tmp}/x.png"), "not both"),
-        (("plot", "{sweep}/wcpb-4", "--from-batch", "5", "--rows", "--out", "{tmp}/x.png"), "takes no window"),
-        (("plot", "{sweep}/wcpb-4", "--from-batch", "900", "--out", "{tmp}/x.png"), "no batch in the window of batches 900"),
+        (
+            ("plot", "{sweep}/wcpb-4", "--from-batch", "5", "--rows", "--out", "{tmp}/x.png"),
+            "takes no window",
+        ),
+        (
+            ("plot", "{sweep}/wcpb-4", "--from-batch", "900", "--out", "{tmp}/x.png"),
+            "no batch in the window of batches 900",
+        ),
         (("plot", "{sweep}/wcpb-4", "--out", "/proc/x/y.png"), "/proc/x/y.png: cannot be written"),
         (("report", "{sweep}/wcpb-4", "--out", "/proc/x/y.html"), "/proc/x/y.html: cannot be written"),
     ],
@@ -117,6 +152,8 @@ def test_a_mistake_is_one_line_on_stderr_and_status_2(
 
 def test_the_module_runs_as_a_program(sweep: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "results", "report", str(sweep / "missing")]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"COLUMNS": "40"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"COLUMNS": "40"}, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"results: {sweep / 'missing'}: no such directory, expected a run directory\n"

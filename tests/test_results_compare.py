@@ -1,4 +1,5 @@
-"""Comparing two sides: the same run has no error, a known difference is found in full, and what was not run alike is refused."""
+"""Comparing two sides: the same run has no error, a known difference is found in full, and what was not run
+alike is refused."""
 
 import json
 import shutil
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from policies.config import parse_config
+from policies.config.runconfig import parse_config
 from policies.core.errors import InputError
 from results.cli import main as results
 from results.comparison.compare import compare
@@ -26,11 +27,18 @@ WIDE = ("--p50", "1e6", "--p99", "1e6", "--throughput", "1e6", "--rank-gap", "1e
 
 def config_of(policy: str, device: str = "h200-analytic", **changes: Any) -> dict[str, Any]:
     workload = {
-        "kind": "synthetic", "num_requests": 12, "arrival": {"process": "poisson", "rate": 100}, "prompt_tokens": [37, 120, 5],
-        "output_tokens": [4, 1, 3], **changes.pop("workload", {}),
+        "kind": "synthetic", "num_requests": 12, "arrival": {"process": "poisson", "rate": 100},
+        "prompt_tokens": [37, 120, 5], "output_tokens": [4, 1, 3], **changes.pop("workload", {}),
     }  # fmt: skip
     scheduler = {"max_num_seqs": 3, "max_num_batched_tokens": 64, "prefill_chunk_size": 16}
-    return {"model": "ouro-1.4b", "device": device, "policy": policy, "scheduler": scheduler, "workload": workload, **changes}
+    return {
+        "model": "ouro-1.4b",
+        "device": device,
+        "policy": policy,
+        "scheduler": scheduler,
+        "workload": workload,
+        **changes,
+    }
 
 
 def simulated(out: Path, raw: dict[str, Any]) -> Path:
@@ -66,19 +74,36 @@ def edit_summary(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_a_run_against_its_own_prediction_has_no_error_at_all(measured: Path, tmp_path: Path) -> None:
     assert sim(["predict", str(measured), "--out", str(tmp_path / "sim"), "--jobs", "1"]) == 0
     assert (
-        status_of("compare", tmp_path / "sim", measured, "--out", tmp_path / "out", "--p50", 0, "--p99", 0, "--throughput", 0) == 0
+        status_of(
+            "compare",
+            tmp_path / "sim",
+            measured,
+            "--out",
+            tmp_path / "out",
+            "--p50",
+            0,
+            "--p99",
+            0,
+            "--throughput",
+            0,
+        )
+        == 0
     )
-    told = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert told["holds"] is True and [cell["policy"] for cell in told["cells"]] == list(POLICIES)
-    for cell in told["cells"]:
+    data = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert data["holds"] is True and [cell["policy"] for cell in data["cells"]] == list(POLICIES)
+    for cell in data["cells"]:
         assert cell["num_repeats"] == 3 and len(cell["decisions"]) == 3
         assert {item["difference"] for item in cell["decisions"]} == {None}
         assert {figure["error"] for figure in cell["figures"].values()} == {0.0}
         assert {figure["spread"] for figure in cell["figures"].values()} == {0.0}
-        assert {(stage["bias"], stage["median"], stage["p95"]) for stage in cell["batches"].values()} == {(0.0, 0.0, 0.0)}
-        assert {(item["mean_absolute_ms"], item["bias_ms"]) for item in cell["requests"].values()} == {(0.0, 0.0)}
+        assert {(stage["bias"], stage["median"], stage["p95"]) for stage in cell["batches"].values()} == {
+            (0.0, 0.0, 0.0)
+        }
+        assert {(item["mean_absolute_ms"], item["bias_ms"]) for item in cell["requests"].values()} == {
+            (0.0, 0.0)
+        }
         assert cell["queue"]["simulated"] == cell["queue"]["measured"]
-    assert told["ranking"] and all(order["is_alike"] for order in told["ranking"])
+    assert data["ranking"] and all(order["is_alike"] for order in data["ranking"])
     pictures = {item.name for item in (tmp_path / "out" / "plots").iterdir()}
     assert {"agreement.png", "batches.png", "errors.png", "latency-synthetic-chunk-16.png"} <= pictures
     page = (tmp_path / "out" / "compare.md").read_text()
@@ -87,16 +112,32 @@ def test_a_run_against_its_own_prediction_has_no_error_at_all(measured: Path, tm
 
 def test_another_device_is_off_by_what_the_summaries_say_and_fails(measured: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert sim(["predict", str(measured), "--out", str(tmp_path / "sim"), "--device", "roofline:l4", "--jobs", "1"]) == 0
+    assert (
+        sim(
+            [
+                "predict",
+                str(measured),
+                "--out",
+                str(tmp_path / "sim"),
+                "--device",
+                "roofline:l4",
+                "--jobs",
+                "1",
+            ]
+        )
+        == 0
+    )
     assert status_of("compare", tmp_path / "sim", measured, "--out", out, "--no-plots") == 1
     assert status_of("compare", tmp_path / "sim", measured, "--out", out, *WIDE) == 0
-    told = json.loads((out / "compare.json").read_text())
+    data = json.loads((out / "compare.json").read_text())
     comparison = compare(tmp_path / "sim", measured, Tolerances())
-    for cell, written in zip(comparison.cells, told["cells"], strict=True):
+    for cell, written in zip(comparison.cells, data["cells"], strict=True):
         left, right = cell.pair.predicted.summary, cell.pair.measured[0].summary
         for name, key in (("TTFT p50", "ttft_ms"), ("E2E p50", "e2e_ms")):
             assert written["figures"][name]["predicted"] == left[key]["p50"]
-            assert written["figures"][name]["error"] == pytest.approx(left[key]["p50"] / right[key]["p50"] - 1, abs=1e-12)
+            assert written["figures"][name]["error"] == pytest.approx(
+                left[key]["p50"] / right[key]["p50"] - 1, abs=1e-12
+            )
         assert written["batches"]["CODA"]["bias"] > 0
     factors = [abs(figure.error) / (figure.tolerance or 1) for _, figure in comparison.misses]
     assert factors == sorted(factors, reverse=True) and factors[-1] > 1
@@ -109,13 +150,20 @@ def test_repeats_give_a_mean_and_a_spread_and_too_few_are_said(measured: Path, t
     assert sim(["predict", str(measured), "--out", str(tmp_path / "sim"), "--jobs", "1"]) == 0
     for repeat, factor in zip("abc", (0.9, 1.0, 1.1), strict=True):
         run = measured / f"wcpb-{repeat}"
-        edit_summary(run, lambda summary, f=factor: summary.update(request_throughput=summary["request_throughput"] * f))  # type: ignore[misc]
+        edit_summary(
+            run,
+            lambda summary, f=factor: summary.update(request_throughput=summary["request_throughput"] * f),
+        )  # type: ignore[misc]
     shutil.rmtree(measured / "atomic-c")
     comparison = compare(tmp_path / "sim", measured, Tolerances())
-    throughput = {cell.pair.predicted.policy: by_label(cell.figures)["throughput"] for cell in comparison.cells}
+    throughput = {
+        cell.pair.predicted.policy: by_label(cell.figures)["throughput"] for cell in comparison.cells
+    }
     assert throughput["wcpb"].spread == pytest.approx(0.1) and throughput["wcpb"].error == pytest.approx(0)
     assert throughput["atomic"].spread == 0
-    assert comparison.notes == ["1 of 2 configs were measured fewer than 3 times: their spread is not known well"]
+    assert comparison.notes == [
+        "1 of 2 configs were measured fewer than 3 times: their spread is not known well"
+    ]
 
 
 def test_a_changed_decision_fails_the_comparison_whatever_the_tolerance(
@@ -139,8 +187,8 @@ def test_without_replays_and_predictions_the_figures_are_compared_and_that_is_sa
     assert "not replayed" in capsys.readouterr().out
     (run / "batches.csv").unlink()
     assert status_of("compare", run, measured / "wcpb-a", "--out", tmp_path / "out") == 0
-    told = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert told["cells"][0]["requests"] == {} and told["cells"][0]["queue"] is None and told["batches"] == {}
+    data = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert data["cells"][0]["requests"] == {} and data["cells"][0]["queue"] is None and data["batches"] == {}
 
 
 def test_packed_runs_are_compared_like_directories(measured: Path, tmp_path: Path) -> None:
@@ -148,7 +196,9 @@ def test_packed_runs_are_compared_like_directories(measured: Path, tmp_path: Pat
     assert status_of("pack", measured, "--out", pack) == 0
     assert sim(["predict", str(pack.parent), "--out", str(tmp_path / "sim"), "--jobs", "1"]) == 0
     comparison = compare(tmp_path / "sim", pack.parent, Tolerances())
-    assert [(len(cell.pair.measured), cell.times is not None, len(cell.replays)) for cell in comparison.cells] == [(3, True, 1)] * 2
+    assert [
+        (len(cell.pair.measured), cell.times is not None, len(cell.replays)) for cell in comparison.cells
+    ] == [(3, True, 1)] * 2
     assert comparison.holds and not comparison.notes
 
 
@@ -157,7 +207,9 @@ def test_runs_packed_without_logs_are_simulated_from_their_config(measured: Path
     assert status_of("pack", measured, "--logs", "none", "--out", pack) == 0
     assert sim(["predict", str(pack), "--out", str(tmp_path / "sim"), "--jobs", "1"]) == 0
     comparison = compare(tmp_path / "sim", pack, Tolerances(0, 0, 0))
-    assert [(len(cell.pair.measured), cell.is_replayed, cell.times) for cell in comparison.cells] == [(3, None, None)] * 2
+    assert [(len(cell.pair.measured), cell.is_replayed, cell.times) for cell in comparison.cells] == [
+        (3, None, None)
+    ] * 2
     assert comparison.holds
     assert sim(["replay", str(pack)]) == 2
 
@@ -198,7 +250,9 @@ def test_what_was_not_run_alike_is_refused_by_name(measured: Path, tmp_path: Pat
     assert "cache.num_blocks: 400 simulated, " in refusal(small, run)
     assert "simulate the same config, expected it once" in refusal(measured, run)
     edit_summary(measured / "wcpb-b", lambda summary: summary.update(device="another"))
-    assert "measured on another and on h200-analytic, expected repeats on one device" in refusal(simulated_run, measured)
+    assert "measured on another and on h200-analytic, expected repeats on one device" in refusal(
+        simulated_run, measured
+    )
     edit(run / "requests.csv", lambda text: text.replace(",37,4,finished", ",38,4,finished", 1))
     assert "request 0: prompt_tokens: 37 simulated, 38 measured" in refusal(simulated_run, run)
     edit(run / "requests.csv", lambda text: text[: text.rindex("\n", 0, -1) + 1])
@@ -207,7 +261,9 @@ def test_what_was_not_run_alike_is_refused_by_name(measured: Path, tmp_path: Pat
     assert "output_tokens: " in refusal(simulated_run, run)
 
 
-def test_sides_the_wrong_way_round_and_runs_that_did_not_complete_are_refused(measured: Path, tmp_path: Path) -> None:
+def test_sides_the_wrong_way_round_and_runs_that_did_not_complete_are_refused(
+    measured: Path, tmp_path: Path
+) -> None:
     run = simulated(tmp_path / "sim", config_of("wcpb"))
     edit_summary(measured / "wcpb-a", lambda summary: summary.update(world="executor"))
     assert "expected the simulated side first" in refusal(measured / "wcpb-a", run)
@@ -220,10 +276,15 @@ def test_a_run_without_a_partner_is_named_and_the_others_are_compared(measured: 
     simulated(tmp_path / "sim" / "split", config_of("split"))
     comparison = compare(tmp_path / "sim", measured, Tolerances())
     assert [cell.pair.predicted.policy for cell in comparison.cells] == ["wcpb"]
-    assert "atomic-a: measured, not simulated" in comparison.notes and "split: simulated, not measured" in comparison.notes
+    assert (
+        "atomic-a: measured, not simulated" in comparison.notes
+        and "split: simulated, not measured" in comparison.notes
+    )
 
 
-def test_an_option_that_came_after_the_recording_does_not_part_two_runs(measured: Path, tmp_path: Path) -> None:
+def test_an_option_that_came_after_the_recording_does_not_part_two_runs(
+    measured: Path, tmp_path: Path
+) -> None:
     run = simulated(tmp_path / "sim", config_of("wcpb"))
     edit(measured / "wcpb-a" / "config.yaml", lambda text: text.replace("  fuse_prelude: true\n", ""))
     assert compare(run, measured / "wcpb-a", Tolerances()).holds
@@ -243,14 +304,17 @@ def test_an_option_that_came_after_the_recording_does_not_part_two_runs(measured
     ],
 )
 def test_policies_have_an_order_only_where_they_differ_enough(
-    measurements: tuple[float, ...], spreads: tuple[float | None, ...], predictions: tuple[float, ...], found: list[bool]
+    measurements: tuple[float, ...],
+    spreads: tuple[float | None, ...],
+    predictions: tuple[float, ...],
+    found: list[bool],
 ) -> None:
     figures = [
         {"TTFT p50": Figure("TTFT", "p50", predicted, measured, spread, None)}
         for predicted, measured, spread in zip(predictions, measurements, spreads, strict=True)
     ]
-    told = orders("w", dict(zip(("a", "b"), figures, strict=True)), 0.02)
-    assert [order.is_alike for order in told] == found
+    data = orders("w", dict(zip(("a", "b"), figures, strict=True)), 0.02)
+    assert [order.is_alike for order in data] == found
 
 
 def test_the_centre_of_repeats_is_their_mean_and_their_largest_distance_from_it() -> None:
@@ -264,7 +328,8 @@ def requests_frame(arrivals_s: list[float], waits_s: list[float], served_s: floa
     end = start + int(served_s * 1e9)
     return pd.DataFrame(
         {
-            "request_id": range(len(arrival)), "arrival_ns": arrival, "first_scheduled_ns": start, "first_token_ns": start,
+            "request_id": range(len(arrival)), "arrival_ns": arrival, "first_scheduled_ns": start,
+            "first_token_ns": start,
             "finished_ns": end, "output_tokens": 1, "status": "finished",
         }
     )  # fmt: skip
@@ -291,7 +356,13 @@ def test_errors_of_requests_are_told_by_size_by_sign_and_by_order() -> None:
     measured = requests_frame([0.0, 1.0, 2.0], [0.1, 0.2, 0.3])
     later = requests_frame([0.0, 1.0, 2.0], [0.2, 0.2, 0.4])
     ttft = request_errors(later, measured)["TTFT"]
-    assert (ttft.num_requests, ttft.mean_absolute_ms, ttft.bias_ms) == (3, pytest.approx(200 / 3), pytest.approx(200 / 3))
+    assert (ttft.num_requests, ttft.mean_absolute_ms, ttft.bias_ms) == (
+        3,
+        pytest.approx(200 / 3),
+        pytest.approx(200 / 3),
+    )
     assert ttft.correlation == pytest.approx(np.corrcoef([0.2, 0.2, 0.4], [0.1, 0.2, 0.3])[0, 1])
     assert "TPOT" not in request_errors(later, measured)
-    assert request_errors(requests_frame([0.0, 1.0], [0.1, 0.1]), measured.head(2))["TTFT"].correlation is None
+    assert (
+        request_errors(requests_frame([0.0, 1.0], [0.1, 0.1]), measured.head(2))["TTFT"].correlation is None
+    )

@@ -10,23 +10,33 @@ import numpy as np
 import pytest
 from results_runs import complete_batch, config_of, identity_of, records_with_tokens, write_run
 
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
-from policies.core.events import Completion
-from policies.core.request import Request, Status
-from policies.core.runlog import RequestRecord, RunLog
+from policies.core.engine.runlog import RequestRecord, RunLog
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.events import Completion
+from policies.core.seam.request import Request, Status
 from results.identity import RunIdentity, policy_label
 from results.latency import Latencies
-from results.metrics import LATENCIES, STATISTICS, Peaks, RequestTotals, counted_distribution, distribution, summarize
+from results.metrics import (
+    LATENCIES,
+    STATISTICS,
+    Peaks,
+    RequestTotals,
+    counted_distribution,
+    distribution,
+    summarize,
+)
 
 CONTRACT_KEYS = (
     "policy", "model", "device", "num_requests", "num_finished", "num_cancelled", "num_refused", "duration_s",
-    "request_throughput", "prompt_token_throughput", "output_token_throughput", "ttft_ms", "itl_ms", "tpot_ms", "e2e_ms",
-    "num_batches", "recurrent_invocations", "rows_per_recurrent_invocation", "gpu_busy_fraction", "limit_fraction",
-    "peak_kv_blocks", "peak_hidden_rows", "select_us",
+    "request_throughput", "prompt_token_throughput", "output_token_throughput", "ttft_ms", "itl_ms",
+    "tpot_ms", "e2e_ms", "num_batches", "recurrent_invocations", "rows_per_recurrent_invocation",
+    "gpu_busy_fraction", "limit_fraction", "peak_kv_blocks", "peak_hidden_rows", "select_us",
 )  # fmt: skip
 
 
-def summary_of(records: Mapping[int, RequestRecord], log: RunLog | None = None, **options: object) -> dict[str, object]:
+def summary_of(
+    records: Mapping[int, RequestRecord], log: RunLog | None = None, **options: object
+) -> dict[str, object]:
     totals = (log or RunLog()).totals
     return summarize(records.values(), totals, Peaks(7, 8, 9), identity_of(), **options)  # type: ignore[arg-type]
 
@@ -85,7 +95,9 @@ def test_counted_samples_have_the_figures_of_the_samples_themselves(num_samples:
 
 def test_batch_figures_by_hand() -> None:
     log = RunLog()
-    records = records_with_tokens({0: (1_000_000_000,), 1: (2_000_000_000,)}, {0: 500_000_000, 1: 600_000_000})
+    records = records_with_tokens(
+        {0: (1_000_000_000,), 1: (2_000_000_000,)}, {0: 500_000_000, 1: 600_000_000}
+    )
     complete_batch(log, 0, 4, 16, 1_000_000_000, 1_400_000_000, limit_ns=100_000_000, select_ns=1_000)
     complete_batch(log, 1, 1, 64, 1_600_000_000, 2_500_000_000, limit_ns=290_000_000, select_ns=3_000)
     summary = summary_of(records, log)
@@ -101,7 +113,11 @@ def test_batch_figures_by_hand() -> None:
 
 
 def test_every_key_of_the_contract_is_there_and_no_number_is_nan(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    for summary in (summary_of({}), summary_of(records_with_tokens({0: ()})), write_run(tmp_path / "run").summary):
+    for summary in (
+        summary_of({}),
+        summary_of(records_with_tokens({0: ()})),
+        write_run(tmp_path / "run").summary,
+    ):
         assert set(CONTRACT_KEYS) <= set(summary)
         json.dumps(summary, allow_nan=False)
         for name in LATENCIES:
@@ -110,7 +126,9 @@ def test_every_key_of_the_contract_is_there_and_no_number_is_nan(tmp_path) -> No
 
 
 def test_zero_finished_requests_is_a_failure() -> None:
-    refused = RequestRecord(Request(0, 0, 10, 1), 0, Status.REFUSED, reason="it needs 9 KV blocks, the pool has 4")
+    refused = RequestRecord(
+        Request(0, 0, 10, 1), 0, Status.REFUSED, reason="it needs 9 KV blocks, the pool has 4"
+    )
     summary = summary_of({0: refused})
     assert summary["status"] == "failed"
     assert summary["notes"] == ["no request finished, of 1"]
@@ -135,7 +153,10 @@ def test_extra_keys_are_added_and_cannot_replace_one() -> None:
 
 
 def test_identity_names_a_directory_after_what_was_run() -> None:
-    config = config_of("wcpb", 16) | {"workload": {"kind": "trace", "path": "data/Azure conv.csv"}, "model": "hf/ouro/config.json"}
+    config = config_of("wcpb", 16) | {
+        "workload": {"kind": "trace", "path": "data/Azure conv.csv"},
+        "model": "hf/ouro/config.json",
+    }
     identity = RunIdentity.from_config(config, "sim", 4)
     assert identity.directory_name.rsplit("-", 1)[0] == "ouro-h200-wcpb-azure-conv-c16"
     reordered = dict(reversed(config.items()))
@@ -150,14 +171,17 @@ def test_a_policy_is_labelled_by_what_differs_from_its_defaults(tmp_path) -> Non
 
 
 def test_idle_time_is_split_by_what_the_device_waited_for() -> None:
-    """The first batch ends at 100. The second is thought of at 130, launched at 130 + 20 + 30 and starts at 190."""
+    """The first batch ends at 100. The second is thought of at 130, launched at 130 + 20 + 30 and starts at
+    190."""
     log = RunLog()
     for seq, formed, started, finished, select, host in (
         (0, 0, 10, 100, 4, 6),
         (1, 130, 190, 300, 20, 30),
         (2, 150, 305, 400, 9, 9),
     ):
-        batch = ExecutionBatch(seq, Stage.CODA, 0, (ScheduledRange(0, Stage.CODA, 0, 5 + seq, 1),), 1, 1, formed, seq - 1)
+        batch = ExecutionBatch(
+            seq, Stage.CODA, 0, (ScheduledRange(0, Stage.CODA, 0, 5 + seq, 1),), 1, 1, formed, seq - 1
+        )
         log.completed(batch, Completion(seq, finished, started, finished, frozenset(), select, host))
     totals = log.totals
     assert (totals.idle_ns, totals.idle_host_ns, totals.idle_launch_ns) == (95, 50, 15)

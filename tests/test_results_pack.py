@@ -1,4 +1,5 @@
-"""Packed runs: small files that give back the very same logs, and that every command takes in a directory's place."""
+"""Packed runs: small files that give back the very same logs, and that every command takes in a directory's
+place."""
 
 import lzma
 import random
@@ -10,7 +11,7 @@ import pytest
 from results_runs import write_run
 
 from policies.core.errors import InputError
-from policies.core.request import Request
+from policies.core.seam.request import Request
 from results.cli import main
 from results.load import find_runs, load_run
 from results.logcode import RAW, decode_batches, decode_requests, encode_batches, encode_requests, finished_ns
@@ -22,7 +23,10 @@ LOGS = ("batches.csv", "requests.csv", "summary.json")
 def random_requests(seed: int) -> list[Request]:
     draw = random.Random(seed)
     arrivals = sorted(draw.randrange(50_000_000) for _ in range(12))
-    return [Request(at, arrival_ns, draw.randint(1, 60), draw.randint(1, 9)) for at, arrival_ns in enumerate(arrivals)]
+    return [
+        Request(at, arrival_ns, draw.randint(1, 60), draw.randint(1, 9))
+        for at, arrival_ns in enumerate(arrivals)
+    ]
 
 
 @pytest.mark.parametrize("policy", ["atomic", "split", "mixed", "wcpb"])
@@ -32,8 +36,8 @@ def test_logs_come_back_byte_for_byte_and_are_coded_by_column(tmp_path: Path, po
     coded = encode_batches(batches)
     assert RAW not in coded and decode_batches(coded) == batches
     ends = finished_ns(batches)
-    told = encode_requests(requests, ends)
-    assert RAW not in told and decode_requests(told, ends) == requests
+    data = encode_requests(requests, ends)
+    assert RAW not in data and decode_requests(data, ends) == requests
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,9 @@ def test_a_pack_is_unpacked_into_the_same_runs_and_has_the_same_bytes_every_time
     places = unpack(tmp_path / "one.tar.xz", tmp_path / "out")
     assert [place.name for place in places] == ["atomic", "wcpb"]
     for run, place in zip(runs, places, strict=True):
-        assert [(place / name).read_bytes() for name in LOGS] == [(run.path / name).read_bytes() for name in LOGS]
+        assert [(place / name).read_bytes() for name in LOGS] == [
+            (run.path / name).read_bytes() for name in LOGS
+        ]
         assert load_run(place).config == run.config
 
 
@@ -78,7 +84,9 @@ def test_of_repeats_the_first_keeps_its_logs_unless_told_otherwise(tmp_path: Pat
     runs = [write_run(tmp_path / folder / "run", trace=False) for folder in ("a", "b")]
     for logs, kept in (("first", [True, False]), ("all", [True, True]), ("none", [False, False])):
         file = tmp_path / f"{logs}.tar.xz"
-        assert main(["pack", str(tmp_path / "a"), str(tmp_path / "b"), "--logs", logs, "--out", str(file)]) == 0
+        assert (
+            main(["pack", str(tmp_path / "a"), str(tmp_path / "b"), "--logs", logs, "--out", str(file)]) == 0
+        )
         found = find_runs([file])[0]
         assert [run.path.name for run in found] == ["run", "run-2"]
         assert [run.has_logs for run in found] == kept
@@ -88,7 +96,9 @@ def test_of_repeats_the_first_keeps_its_logs_unless_told_otherwise(tmp_path: Pat
 def test_folders_of_the_machine_stay_out_of_a_pack(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", trace=False)
     text = (run.path / "config.yaml").read_text()
-    (run.path / "config.yaml").write_text(text.replace("  kind: synthetic", "  kind: trace\n  path: /home/me/traces/t.csv"))
+    (run.path / "config.yaml").write_text(
+        text.replace("  kind: synthetic", "  kind: trace\n  path: /home/me/traces/t.csv")
+    )
     pack([load_run(run.path)], tmp_path / "p.tar.xz")
     with tarfile.open(tmp_path / "p.tar.xz") as archive:
         config = archive.extractfile("run/config.yaml")
@@ -97,13 +107,18 @@ def test_folders_of_the_machine_stay_out_of_a_pack(tmp_path: Path) -> None:
 
 def test_packs_stand_for_their_runs_wherever_runs_are_looked_for(tmp_path: Path) -> None:
     write_run(tmp_path / "set" / "plain", "atomic", trace=False)
-    pack([write_run(tmp_path / "made" / name, name, trace=False) for name in ("mixed", "wcpb")], tmp_path / "set" / "p.tar.xz")
+    pack(
+        [write_run(tmp_path / "made" / name, name, trace=False) for name in ("mixed", "wcpb")],
+        tmp_path / "set" / "p.tar.xz",
+    )
     assert [run.policy for run in find_runs([tmp_path / "set"])[0]] == ["atomic", "mixed", "wcpb"]
     assert [run.policy for run in find_runs([tmp_path / "set" / "p.tar.xz"])[0]] == ["mixed", "wcpb"]
     assert main(["report", str(tmp_path / "set"), "--out", str(tmp_path / "r.html")]) == 0
 
 
-def test_a_file_that_is_no_whole_pack_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_whole_pack_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path / "run", trace=False)
     good, bad = tmp_path / "p.tar.xz", tmp_path / "bad.tar.xz"
     pack([run], good)
@@ -124,8 +139,12 @@ def test_a_file_that_is_no_whole_pack_is_one_line_and_status_2(tmp_path: Path, c
     with lzma.open(bad, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as archive:
         archive.add(run.path / "summary.json", "run/../../summary.json")
     assert "it holds 'run/../../summary.json'" in refused("unpack", bad, "--out", tmp_path / "out")
-    assert "p.zip: expected a name that ends in .tar.xz" in refused("pack", run.path, "--out", tmp_path / "p.zip")
-    assert "nowhere.tar.xz: no such file" in refused("unpack", tmp_path / "nowhere.tar.xz", "--out", tmp_path / "out")
+    assert "p.zip: expected a name that ends in .tar.xz" in refused(
+        "pack", run.path, "--out", tmp_path / "p.zip"
+    )
+    assert "nowhere.tar.xz: no such file" in refused(
+        "unpack", tmp_path / "nowhere.tar.xz", "--out", tmp_path / "out"
+    )
     (run.path / "batches.csv").write_text((run.path / "batches.csv").read_text().rsplit("\n", 3)[0] + "\n")
     assert "batches, summary.json says" in refused("pack", run.path, "--out", good)
     (run.path / "batches.csv").write_text("")
@@ -135,12 +154,17 @@ def test_a_file_that_is_no_whole_pack_is_one_line_and_status_2(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE])
-@pytest.mark.parametrize("name", ["run/config.yaml", "../config.yaml", "/config.yaml", "run/plots/a.png", "run/evil.sh"])
+@pytest.mark.parametrize(
+    "name", ["run/config.yaml", "../config.yaml", "/config.yaml", "run/plots/a.png", "run/evil.sh"]
+)
 def test_nothing_but_the_files_of_runs_comes_out_of_a_pack(tmp_path: Path, kind: bytes, name: str) -> None:
     for is_link in (False, True):
         member = tarfile.TarInfo(name)
         member.type, member.linkname = (kind, "config.yaml") if is_link else (tarfile.REGTYPE, "")
-        with lzma.open(tmp_path / "bad.tar.xz", "wb") as stream, tarfile.open(fileobj=stream, mode="w") as archive:
+        with (
+            lzma.open(tmp_path / "bad.tar.xz", "wb") as stream,
+            tarfile.open(fileobj=stream, mode="w") as archive,
+        ):
             archive.addfile(member)
         with pytest.raises(InputError, match="is not a whole pack of runs"):
             unpack(tmp_path / "bad.tar.xz", tmp_path / "out")

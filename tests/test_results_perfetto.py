@@ -33,7 +33,8 @@ def test_every_token_and_depth_appears_exactly_once(tmp_path: Path, policy: str)
             assert event["tid"] == DEPTH_TID + args["depth"]
             request_id = int(event["name"].split()[0][1:])
             seen.update(
-                (request_id, token, args["depth"]) for token in range(args["token_start"], args["token_start"] + args["tokens"])
+                (request_id, token, args["depth"])
+                for token in range(args["token_start"], args["token_start"] + args["tokens"])
             )
     expected = {
         (request.request_id, token, depth)
@@ -50,7 +51,16 @@ def test_slices_are_named_by_chunk_and_position_and_coda_and_prelude_have_tracks
     for event in slices:
         by_track.setdefault(event["tid"], set()).add(event["name"])
     assert {"r0 c0", "r0 c4", "r2 c8", "r0 @20", "r1 @9"} <= by_track[DEPTH_TID]
-    assert by_track[CODA_TID] == {"r0 @19", "r0 @20", "r0 @21", "r1 @8", "r1 @9", "r1 @10", "r1 @11", "r2 @32"}
+    assert by_track[CODA_TID] == {
+        "r0 @19",
+        "r0 @20",
+        "r0 @21",
+        "r1 @8",
+        "r1 @9",
+        "r1 @10",
+        "r1 @11",
+        "r2 @32",
+    }
     assert by_track[PRELUDE_TID] == {"r0 @20", "r0 @21", "r1 @9", "r1 @10", "r1 @11"}
 
 
@@ -66,7 +76,11 @@ def test_slices_of_one_track_never_overlap_unless_they_share_their_time(tmp_path
 def test_requests_have_slices_from_arrival_to_finish(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     finished_ns = run.requests().set_index("request_id")["finished_ns"]
-    events = [event for event in trace_of(run)["traceEvents"] if event["pid"] == REQUESTS_PID and event["ph"] in "be"]
+    events = [
+        event
+        for event in trace_of(run)["traceEvents"]
+        if event["pid"] == REQUESTS_PID and event["ph"] in "be"
+    ]
     assert sum(event["ph"] == "b" for event in events) == sum(event["ph"] == "e" for event in events)
     for request in REQUESTS:
         mine = [event for event in events if event["name"] == f"r{request.request_id}"]
@@ -74,7 +88,9 @@ def test_requests_have_slices_from_arrival_to_finish(tmp_path: Path) -> None:
         assert mine[0]["ts"] * 1000 == pytest.approx(request.arrival_ns)
         assert mine[1]["ts"] * 1000 == pytest.approx(finished_ns[request.request_id])
         parts = {event["name"] for event in events if event["id"] == request.request_id}
-        assert parts == {f"r{request.request_id}", "queue", "prefill"} | ({"decode"} if request.max_tokens > 1 else set())
+        assert parts == {f"r{request.request_id}", "queue", "prefill"} | (
+            {"decode"} if request.max_tokens > 1 else set()
+        )
 
 
 def test_counters_add_up_to_the_rows_of_the_log(tmp_path: Path) -> None:
@@ -82,8 +98,12 @@ def test_counters_add_up_to_the_rows_of_the_log(tmp_path: Path) -> None:
     counters = [event for event in trace_of(run)["traceEvents"] if event["ph"] == "C"]
     rows = [event["args"] for event in counters if event["name"] == "rows per invocation"]
     assert len(rows) == run.summary["recurrent_invocations"]
-    assert sum(item["prompt"] + item["decode"] for item in rows) == sum(batch.loop_count * batch.rows for batch in run.batches())
-    assert [event["args"]["requests"] for event in counters if event["name"] == "requests in service"][-1] == 0
+    assert sum(item["prompt"] + item["decode"] for item in rows) == sum(
+        batch.loop_count * batch.rows for batch in run.batches()
+    )
+    assert [event["args"]["requests"] for event in counters if event["name"] == "requests in service"][
+        -1
+    ] == 0
 
 
 def test_a_cut_trace_says_so_everywhere(tmp_path: Path) -> None:
@@ -92,4 +112,6 @@ def test_a_cut_trace_says_so_everywhere(tmp_path: Path) -> None:
     assert {event["args"]["batch"] for event in slices_of(trace)} == set(range(5))
     assert trace["otherData"]["holds"] == "the first 5 batches; the rest is in batches.csv"
     assert any(event["ph"] == "i" and event["pid"] == DEVICE_PID for event in trace["traceEvents"])
-    assert run.summary["notes"] == [f"trace.json.gz holds the first 5 of {run.summary['num_batches']} batches"]
+    assert run.summary["notes"] == [
+        f"trace.json.gz holds the first 5 of {run.summary['num_batches']} batches"
+    ]

@@ -8,7 +8,7 @@ from matplotlib.image import imread
 from results_runs import write_run
 
 from policies.core.errors import InputError
-from policies.core.request import Request
+from policies.core.seam.request import Request
 from results.load import Run
 from results.plots import Window, plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
 from results.plots.account import IDLE, Share, account
@@ -23,7 +23,9 @@ ONE_TOKEN = tuple(Request(at, 0, 24, 1) for at in range(3))
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     folder = tmp_path_factory.mktemp("runs")
     return [
-        write_run(folder / f"{policy}-{chunk}", policy, chunk, trace=False) for policy in ("atomic", "wcpb") for chunk in (4, 8)
+        write_run(folder / f"{policy}-{chunk}", policy, chunk, trace=False)
+        for policy in ("atomic", "wcpb")
+        for chunk in (4, 8)
     ]
 
 
@@ -83,14 +85,21 @@ def test_a_stage_is_its_limit_and_what_it_took_beyond() -> None:
 
 
 def test_the_front_holds_what_nothing_beats() -> None:
-    best, fast, slow, same = Point("a", 1, 1.0, 5.0), Point("a", 2, 3.0, 9.0), Point("b", 1, 3.0, 8.0), Point("b", 2, 1.0, 5.0)
+    best, fast, slow, same = (
+        Point("a", 1, 1.0, 5.0),
+        Point("a", 2, 3.0, 9.0),
+        Point("b", 1, 3.0, 8.0),
+        Point("b", 2, 1.0, 5.0),
+    )
     assert front([slow, fast, same, best]) == [best, same, fast]
 
 
 def test_row_bins_weigh_up_to_the_mean(runs: list[Run]) -> None:
     run = runs[-1]
     bins = bin_rows(run, num_bins=1)
-    assert bins.prompt_rows[0] + bins.decode_rows[0] == pytest.approx(run.summary["rows_per_recurrent_invocation"])
+    assert bins.prompt_rows[0] + bins.decode_rows[0] == pytest.approx(
+        run.summary["rows_per_recurrent_invocation"]
+    )
     invocations = run.summary["recurrent_invocations"]
     decode = sum(batch.loop_count * batch.num_decode_rows for batch in run.batches())
     assert bins.decode_rows[0] == pytest.approx(decode / invocations)
@@ -109,7 +118,11 @@ def test_boxes_are_as_many_as_ranges_times_loops_and_stay_in_their_lane(runs: li
 def test_prompt_boxes_share_one_scale_between_panels(runs: list[Run]) -> None:
     panels = layout([list(run.batches()) for run in (runs[0], runs[2])], 4)
     heights = [
-        {round(box.height, 9) for box in panel if box.item.is_prompt and box.item.token_count == 4 and 0 <= box.depth < 4}
+        {
+            round(box.height, 9)
+            for box in panel
+            if box.item.is_prompt and box.item.token_count == 4 and 0 <= box.depth < 4
+        }
         for panel in panels
     ]
     assert len(heights[0]) == 1 and heights[0] == heights[1]
@@ -120,7 +133,11 @@ def test_the_default_window_shows_a_prompt_that_joins_running_decodes(tmp_path: 
     run = write_run(tmp_path / "run", requests=requests, trace=False)
     chosen = default_window(run, 12).select(run.batches(), "run")
     assert len(chosen) == 12
-    starts = [place for place, batch in enumerate(chosen) if any(item[:1] + item[2:4] == (1, 0, 0) for item in batch.ranges())]
+    starts = [
+        place
+        for place, batch in enumerate(chosen)
+        if any(item[:1] + item[2:4] == (1, 0, 0) for item in batch.ranges())
+    ]
     assert starts[0] == 6 and any(batch.num_decode_rows for batch in chosen[:6])
 
 
@@ -131,7 +148,9 @@ def test_a_prompt_after_an_idle_device_joins_nothing(tmp_path: Path) -> None:
 
 
 def test_without_decodes_the_default_window_is_the_start(tmp_path: Path) -> None:
-    assert default_window(write_run(tmp_path / "run", requests=ONE_TOKEN, trace=False), 12) == Window(first_batch=0, last_batch=11)
+    assert default_window(write_run(tmp_path / "run", requests=ONE_TOKEN, trace=False), 12) == Window(
+        first_batch=0, last_batch=11
+    )
 
 
 def test_a_window_is_cut_by_batches_or_by_time(runs: list[Run]) -> None:

@@ -1,19 +1,25 @@
-"""A profile survives being written, cut and gone on with; what is no whole profile is refused with one sentence."""
+"""A profile survives being written, cut and gone on with; what is no whole profile is refused with one
+sentence."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from policies.core.batch import ScheduledRange, Stage
 from policies.core.errors import InputError
+from policies.core.seam.batch import ScheduledRange, Stage
 from results.profile import COLUMNS, HEADER_KEYS, ProfileRow, ProfileWriter, read_part, read_profile
 
-HEADER = dict.fromkeys(HEADER_KEYS, "") | {"schema": "1", "gpu": "NVIDIA H200", "seed": "0", "row_buckets": "1 2 4"}
+HEADER = dict.fromkeys(HEADER_KEYS, "") | {
+    "schema": "1",
+    "gpu": "NVIDIA H200",
+    "seed": "0",
+    "row_buckets": "1 2 4",
+}
 MIXED = ProfileRow(
-    "batch", "mixed, chunk 16", Stage.RECURRENT, 1, 17, "3:RECURRENT:2:70:1 9:PREFILLING_RECURRENT:0:32:16", n=15,
-    device_ns=1_500_000, device_p10_ns=1_490_000, device_p90_ns=1_600_000, idle_device_ns=1_550_000, prepare_ns=60_000,
-    launch_ns=20_000, host_p90_ns=95_000, clock_mhz=1980, temperature_c=41,
+    "batch", "mixed, chunk 16", Stage.RECURRENT, 1, 17, "3:RECURRENT:2:70:1 9:PREFILLING_RECURRENT:0:32:16",
+    n=15, device_ns=1_500_000, device_p10_ns=1_490_000, device_p90_ns=1_600_000, idle_device_ns=1_550_000,
+    prepare_ns=60_000, launch_ns=20_000, host_p90_ns=95_000, clock_mhz=1980, temperature_c=41,
 )  # fmt: skip
 GAP = ProfileRow("gap", "next batch queued", n=400, device_ns=2_000, device_p10_ns=1_900, device_p90_ns=2_500)
 ROWS = (MIXED, GAP)
@@ -35,7 +41,9 @@ def test_a_profile_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_visits_to_a_case_are_read_as_one_row(tmp_path: Path) -> None:
-    slower = replace(MIXED, n=5, device_ns=1_600_000, device_p10_ns=1_580_000, device_p90_ns=1_590_000, clock_mhz=1700)
+    slower = replace(
+        MIXED, n=5, device_ns=1_600_000, device_p10_ns=1_580_000, device_p90_ns=1_590_000, clock_mhz=1700
+    )
     slowest = replace(MIXED, n=5, device_ns=1_900_000, idle_device_ns=None, clock_mhz=None)
     with ProfileWriter(tmp_path / "p.csv", HEADER, frozenset()) as writer:
         writer.append([MIXED, GAP, slowest])
@@ -79,7 +87,9 @@ def test_a_finished_profile_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_another_device_does_not_go_on_with_a_profile(tmp_path: Path) -> None:
     write(tmp_path / "p.csv", is_finished=False)
-    with pytest.raises(InputError, match=r"begun with gpu 'NVIDIA H200' and this is 'NVIDIA L4': choose another --out"):
+    with pytest.raises(
+        InputError, match=r"begun with gpu 'NVIDIA H200' and this is 'NVIDIA L4': choose another --out"
+    ):
         ProfileWriter(tmp_path / "p.csv", HEADER | {"gpu": "NVIDIA L4"}, frozenset({"gpu"}))
 
 

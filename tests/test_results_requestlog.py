@@ -1,4 +1,5 @@
-"""`requests.csv` as a stream: what is written is what is read, in order of arrival; what has ended is not kept in memory."""
+"""`requests.csv` as a stream: what is written is what is read, in order of arrival; what has ended is not
+kept in memory."""
 
 import io
 import random
@@ -11,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_backend import World, drive
 
-from policies.core.arrivals import Arrivals
-from policies.core.engine import Engine
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import REQUEST_COLUMNS, RequestRecord, RunLog
+from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, InvariantError
-from policies.core.events import Command, Event
-from policies.core.model import OURO_TINY
-from policies.core.request import Request, Status
-from policies.core.runlog import REQUEST_COLUMNS, RequestRecord, RunLog
-from policies.core.scheduler import Scheduler
-from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.models.shape import OURO_TINY
+from policies.core.seam.events import Command, Event
+from policies.core.seam.request import Request, Status
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.wcpb import Wavefront
 from results.requestlog import RequestFile, read_requests
 
@@ -35,12 +36,13 @@ def records(draw: st.DrawFn) -> list[RequestRecord]:
     for number, request_id in enumerate(ids):
         content = tuple(draw(st.lists(TIMES, max_size=3)))
         request = Request(
-            request_id, draw(TIMES), draw(st.integers(1, 10**9)), draw(st.integers(1, 10**9)), draw(st.integers(-5, 5)),
-            content, draw(st.integers(1, 512)) if content else 0,
+            request_id, draw(TIMES), draw(st.integers(1, 10**9)), draw(st.integers(1, 10**9)),
+            draw(st.integers(-5, 5)), content, draw(st.integers(1, 512)) if content else 0,
         )  # fmt: skip
         found.append(
             RequestRecord(
-                request, number, draw(st.sampled_from(Status)), draw(st.none() | TIMES), draw(st.none() | TIMES),
+                request, number, draw(st.sampled_from(Status)), draw(st.none() | TIMES),
+                draw(st.none() | TIMES),
                 draw(st.integers(0, 99)), draw(REASONS), array("q", draw(st.lists(TIMES, max_size=5))),
             )
         )  # fmt: skip
@@ -50,7 +52,10 @@ def records(draw: st.DrawFn) -> list[RequestRecord]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(records(), st.randoms(use_true_random=False), st.integers(0, 12))
 def test_what_is_written_in_any_order_is_read_back_in_order_of_arrival(
-    tmp_path_factory: pytest.TempPathFactory, written: list[RequestRecord], draw: random.Random, num_ended: int
+    tmp_path_factory: pytest.TempPathFactory,
+    written: list[RequestRecord],
+    draw: random.Random,
+    num_ended: int,
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "requests.csv"
     shuffled = draw.sample(written, len(written))
@@ -76,7 +81,10 @@ def test_without_finish_the_file_holds_what_had_ended_in_the_order_of_its_ends(t
         ("", "line 1: columns "),
         ("a,b\n", "line 1: columns a,b, expected request_id,"),
         (",".join(REQUEST_COLUMNS) + "\n1,2\n", f"line 2: 2 fields, expected {len(REQUEST_COLUMNS)}"),
-        (",".join(REQUEST_COLUMNS) + "\n0,0,4,0,asleep,,,,0,1,0,,,\n", "line 2: 'asleep' is not a valid Status"),
+        (
+            ",".join(REQUEST_COLUMNS) + "\n0,0,4,0,asleep,,,,0,1,0,,,\n",
+            "line 2: 'asleep' is not a valid Status",
+        ),
         (",".join(REQUEST_COLUMNS) + "\n0,0,4,0,waiting,,,,0,1,0,,x,\n", "line 2: invalid literal for int"),
     ],
 )
@@ -98,8 +106,12 @@ class Watched(Engine):
         loop = super().run()
         command = next(loop, None)
         while command is not None:
-            live = {*self.scheduler.running} | {entry[-1].request_id for entry in self.scheduler.waiting._heap}
-            assert live >= set(self.log.records) and not any(record.finished_ns for record in self.log.records.values())
+            live = {*self.scheduler.running} | {
+                entry[-1].request_id for entry in self.scheduler.waiting._heap
+            }
+            assert live >= set(self.log.records) and not any(
+                record.finished_ns for record in self.log.records.values()
+            )
             self.most_records = max(self.most_records, len(self.log.records))
             try:
                 command = loop.send((yield command))
@@ -109,9 +121,16 @@ class Watched(Engine):
 
 def test_during_a_run_the_log_holds_no_record_of_a_request_that_has_ended() -> None:
     requests = [Request(at, 4_000 * at, 10, 3) for at in range(200)]
-    scheduler = Scheduler(Wavefront(), OURO_TINY, SchedulerSettings(max_num_seqs=4), CacheSettings(num_blocks=400))
+    scheduler = Scheduler(
+        Wavefront(), OURO_TINY, SchedulerSettings(max_num_seqs=4), CacheSettings(num_blocks=400)
+    )
     ended: list[RequestRecord] = []
-    engine = Watched(scheduler, Arrivals(requests), RunLog(io.StringIO(), ended.append), dict.fromkeys(range(0, 200, 7), 5000))
+    engine = Watched(
+        scheduler,
+        Arrivals(requests),
+        RunLog(io.StringIO(), ended.append),
+        dict.fromkeys(range(0, 200, 7), 5000),
+    )
     drive(engine, World())
     assert 1 <= engine.most_records < 10 and not engine.log.records
     assert sorted(record.request.request_id for record in ended) == list(range(200))
@@ -120,8 +139,11 @@ def test_during_a_run_the_log_holds_no_record_of_a_request_that_has_ended() -> N
 
 def test_a_request_ends_once_and_only_after_it_has_arrived() -> None:
     ended: list[RequestRecord] = []
-    log = RunLog(hand_on=ended.append)
-    with pytest.raises(InvariantError, match="invariant 7: request 3 ends as finished and is not among those that wait or run"):
+    log = RunLog(on_ended=ended.append)
+    with pytest.raises(
+        InvariantError,
+        match="invariant 7: request 3 ends as finished and is not among those that wait or run",
+    ):
         log.ended(3, Status.FINISHED, 5)
     log.arrived(Request(3, 0, 4, 1))
     log.ended(3, Status.CANCELLED, 7)

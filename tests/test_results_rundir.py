@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 from results_runs import REQUESTS, config_of, identity_of, write_run
 
-from policies.core.batch import Stage
+from policies.core.engine.runlog import BATCH_COLUMNS, RequestRecord, RunLog
 from policies.core.errors import InputError
-from policies.core.request import Request, Status
-from policies.core.runlog import BATCH_COLUMNS, RequestRecord, RunLog
+from policies.core.seam.batch import Stage
+from policies.core.seam.request import Request, Status
 from results.batchlog import read_batches
 from results.latency import Latencies
 from results.load import find_runs, load_run
 from results.rundir import MARKER, RunDirectory
 
 REQUEST_CONTRACT = (
-    "request_id,arrival_ns,prompt_tokens,output_tokens,status,first_scheduled_ns,first_token_ns,finished_ns,preemptions"
+    "request_id,arrival_ns,prompt_tokens,output_tokens,status,first_scheduled_ns,first_token_ns,finished_ns,"
+    "preemptions"
 )
 BATCH_CONTRACT = "seq,stage,loop_count,num_requests,rows,submitted_ns,started_ns,finished_ns,select_ns,ranges"
 
@@ -75,7 +76,10 @@ def test_an_interrupted_run_is_marked_and_keeps_what_it_has(tmp_path: Path) -> N
 
 
 def test_a_run_that_did_not_end_does_not_look_whole(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), RunDirectory.create(config_of(), identity_of(), tmp_path / "run") as directory:
+    with (
+        pytest.raises(RuntimeError),
+        RunDirectory.create(config_of(), identity_of(), tmp_path / "run") as directory,
+    ):
         RunLog(directory.batches)
         raise RuntimeError("the engine broke")
     with pytest.raises(InputError, match=r"has no summary\.json, so the run there did not end"):
@@ -86,7 +90,12 @@ def test_running_again_replaces_the_summary_first(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", plots=True)
     (run.path / "notes.txt").write_text("mine")
     with RunDirectory.create(config_of(), identity_of(), run.path):
-        assert sorted(item.name for item in run.path.iterdir()) == ["batches.csv", "config.yaml", "notes.txt", "requests.csv"]
+        assert sorted(item.name for item in run.path.iterdir()) == [
+            "batches.csv",
+            "config.yaml",
+            "notes.txt",
+            "requests.csv",
+        ]
 
 
 def test_the_default_directory_is_below_results_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +114,10 @@ def test_foreign_directories_and_files_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_nan_never_reaches_the_summary(tmp_path: Path) -> None:
-    with RunDirectory.create(config_of(), identity_of(), tmp_path / "run") as directory, pytest.raises(ValueError, match="JSON"):
+    with (
+        RunDirectory.create(config_of(), identity_of(), tmp_path / "run") as directory,
+        pytest.raises(ValueError, match="JSON"),
+    ):
         directory.write_summary({"ttft_ms": float("nan")})
     assert not (tmp_path / "run" / "summary.json").exists()
 
@@ -135,7 +147,11 @@ def test_a_refused_request_has_empty_times_and_its_reason(tmp_path: Path) -> Non
             ",".join(BATCH_COLUMNS) + "\n1,NAP,1,1,1,0,0,0,0,x" + "," * (len(BATCH_COLUMNS) - 10) + "\n",
             "batches.csv line 2: 'NAP' is not a valid",
         ),
-        ("batches.csv", ",".join(BATCH_COLUMNS) + "\n1,CODA,0,1,1", f"batches.csv line 2: 5 fields, expected {len(BATCH_COLUMNS)}"),
+        (
+            "batches.csv",
+            ",".join(BATCH_COLUMNS) + "\n1,CODA,0,1,1",
+            f"batches.csv line 2: 5 fields, expected {len(BATCH_COLUMNS)}",
+        ),
     ],
 )
 def test_damage_is_named_in_one_sentence(tmp_path: Path, name: str, text: str, message: str) -> None:

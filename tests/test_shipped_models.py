@@ -1,4 +1,5 @@
-"""The shipped models against the shipped profiles: each is what the fit makes of its profile, and as good as it claims to be."""
+"""The shipped models against the shipped profiles: each is what the fit makes of its profile, and as good as
+it claims to be."""
 
 import dataclasses
 import json
@@ -9,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.core.batch import Stage
+from policies.core.seam.batch import Stage
+from policies.costs.modelfile import Copies, ModelFile, read_model
+from policies.costs.models import DEVICES
 from results.profile import read_profile
 from sim.fit import cutting_of, fit_profile, fold_of, sha256_of
-from sim.modelfile import Copies, ModelFile, read_model
-from sim.models import DEVICES
 from sim.solve import Case, fit_device
 
 PROFILES = Path(__file__).parents[1] / "results" / "reference"
@@ -35,7 +36,9 @@ def numbers(node: Any, at: str = "") -> Iterator[tuple[str, object]]:
         yield at, node
 
 
-def test_the_shipped_model_is_what_the_fit_makes_of_the_shipped_profile(shipped: tuple[ModelFile, Path]) -> None:
+def test_the_shipped_model_is_what_the_fit_makes_of_the_shipped_profile(
+    shipped: tuple[ModelFile, Path],
+) -> None:
     model, path = shipped
     assert model.profile_sha256 == sha256_of(path)
     again = json.loads(fit_profile(read_profile(path), model.profile_sha256).to_json())
@@ -52,9 +55,11 @@ def test_the_shipped_model_claims_no_more_error_than_it_may(shipped: tuple[Model
         assert errors.median <= MEDIAN and errors.p95 <= P95, stage
 
 
-def test_half_of_the_profile_predicts_the_other_half_as_well_as_the_model_claims(shipped: tuple[ModelFile, Path]) -> None:
-    """Other halves than those of the claim: a median may be a quarter worse and a p95 a half. Of a few cases p95 is the
-    worst one."""
+def test_half_of_the_profile_predicts_the_other_half_as_well_as_the_model_claims(
+    shipped: tuple[ModelFile, Path],
+) -> None:
+    """Other halves than those of the claim: a median may be a quarter worse and a p95 a half. Of a few cases
+    p95 is the worst one."""
     model, path = shipped
     profile = read_profile(path)
     cutting = cutting_of(profile, model.model)

@@ -1,4 +1,5 @@
-"""The SimPy device by hand: exact times of a constant cost, ties, token delivery, and runs in which nothing happens."""
+"""The SimPy device by hand: exact times of a constant cost, ties, token delivery, and runs in which nothing
+happens."""
 
 import csv
 import io
@@ -11,27 +12,37 @@ import pytest
 from log_checker import Rules, check_log, parse_batches
 from toy_backend import by_id, requests_text
 
-from policies.core.arrivals import Arrivals
-from policies.core.batch import ExecutionBatch
-from policies.core.engine import Engine
-from policies.core.model import OURO_TINY
-from policies.core.request import Request
-from policies.core.runlog import RequestRecord, RunLog
-from policies.core.scheduler import Scheduler
-from policies.core.settings import CacheSettings, SchedulerSettings
-from policies.devices import device_facts
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RequestRecord, RunLog
+from policies.core.engine.scheduler import Scheduler
+from policies.core.models.shape import OURO_TINY
+from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.request import Request
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.costs.devices import device_facts
+from policies.costs.latency import HostLoop, LatencyModel, Prediction
 from policies.registry import POLICIES
 from sim.backend import SimBackend
 from sim.cli import main
-from sim.latency import HostLoop, LatencyModel, Prediction
 
 
 class ConstantCost(LatencyModel):
     """Every batch takes `device_ns`, whatever is in it."""
 
-    def __init__(self, device_ns: int, select_ns: int, host_ns: int, loop: HostLoop, launch_ns: int = 0, idle_ns: int = 0) -> None:
+    def __init__(
+        self,
+        device_ns: int,
+        select_ns: int,
+        host_ns: int,
+        loop: HostLoop,
+        launch_ns: int = 0,
+        idle_ns: int = 0,
+    ) -> None:
         super().__init__("constant", OURO_TINY, device_facts("cpu"), "by hand", loop)
-        self._prediction = Prediction((0, device_ns, 0, 0, 0, 0), 0, select_ns, host_ns - launch_ns, launch_ns, idle_ns)
+        self._prediction = Prediction(
+            (0, device_ns, 0, 0, 0, 0), 0, select_ns, host_ns - launch_ns, launch_ns, idle_ns
+        )
 
     def predict(self, batch: ExecutionBatch) -> Prediction:
         return self._prediction
@@ -57,7 +68,10 @@ class Simulated:
     def spans(self) -> list[tuple[str, int, int, int, int]]:
         """(stage, formed, started, finished, collected) of every batch."""
         batches = parse_batches(self.batches_csv)
-        return [(item.stage, item.submitted_ns, item.started_ns, item.finished_ns, item.collected_ns) for item in batches]
+        return [
+            (item.stage, item.submitted_ns, item.started_ns, item.finished_ns, item.collected_ns)
+            for item in batches
+        ]
 
 
 def simulate(
@@ -79,7 +93,9 @@ def simulate(
     scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=400))
     ended: list[RequestRecord] = []
     engine = Engine(scheduler, Arrivals(requests), RunLog(text, ended.append))
-    cost = ConstantCost(device_ns, select_ns, host_ns, loop or HostLoop(collect_ns=collect_ns), launch_ns, idle_ns)
+    cost = ConstantCost(
+        device_ns, select_ns, host_ns, loop or HostLoop(collect_ns=collect_ns), launch_ns, idle_ns
+    )
     SimBackend(engine, cost, AsAsked(shorter or {}), seed=seed).run()
     return Simulated(engine, text.getvalue(), by_id(ended))
 
@@ -117,7 +133,8 @@ WHOLE_LOOP = HostLoop(device_gap_ns=1, mark_ns=2, collect_ns=5, after_collect_ns
 
 
 def test_an_idle_device_waits_for_the_mark_and_for_the_rest_of_the_launch() -> None:
-    """The first batch is packed at 10 and launched at 16; the device marks its start at 12 and needs 8 ns more than 100."""
+    """The first batch is packed at 10 and launched at 16; the device marks its start at 12 and needs 8 ns
+    more than 100."""
     run = simulate(Request(0, 0, 4, 2), select_ns=3, host_ns=13, launch_ns=6, idle_ns=8, loop=WHOLE_LOOP)
     assert run.spans == [
         ("PREFILL", 0, 12, 120, 125),
@@ -129,7 +146,9 @@ def test_an_idle_device_waits_for_the_mark_and_for_the_rest_of_the_launch() -> N
 
 
 def test_a_queued_batch_follows_the_one_before_it_after_the_gap_and_waits_for_no_launch() -> None:
-    run = simulate(Request(0, 0, 4, 2), inflight=2, select_ns=3, host_ns=13, launch_ns=6, idle_ns=8, loop=WHOLE_LOOP)
+    run = simulate(
+        Request(0, 0, 4, 2), inflight=2, select_ns=3, host_ns=13, launch_ns=6, idle_ns=8, loop=WHOLE_LOOP
+    )
     assert run.spans == [
         ("PREFILL", 0, 12, 120, 125),
         ("CODA", 16, 121, 221, 226),
@@ -140,9 +159,17 @@ def test_a_queued_batch_follows_the_one_before_it_after_the_gap_and_waits_for_no
 
 
 def test_a_batch_whose_predecessor_ends_during_its_launch_still_waits_for_the_rest_of_it() -> None:
-    """The first ends at 60. The second is packed at 53 and handed over at 83, and cannot end before 53 + 2 + 20 + 28."""
+    """The first ends at 60. The second is packed at 53 and handed over at 83, and cannot end before 53 + 2 +
+    20 + 28."""
     run = simulate(
-        Request(0, 0, 8, 1), inflight=2, device_ns=20, select_ns=3, host_ns=37, launch_ns=30, idle_ns=28, loop=WHOLE_LOOP
+        Request(0, 0, 8, 1),
+        inflight=2,
+        device_ns=20,
+        select_ns=3,
+        host_ns=37,
+        launch_ns=30,
+        idle_ns=28,
+        loop=WHOLE_LOOP,
     )
     assert [span[2:4] for span in run.spans[:2]] == [(12, 60), (61, 103)]
 
@@ -155,13 +182,16 @@ def test_waiting_for_a_launch_is_logged_as_launch() -> None:
 
 @pytest.mark.parametrize("inflight", [1, 2, 5])
 def test_the_device_runs_batches_in_the_order_of_submission_and_one_at_a_time(inflight: int) -> None:
-    spans = simulate(*(Request(at, 37 * at, 9, 3) for at in range(5)), inflight=inflight, host_ns=11, collect_ns=2).spans
+    spans = simulate(
+        *(Request(at, 37 * at, 9, 3) for at in range(5)), inflight=inflight, host_ns=11, collect_ns=2
+    ).spans
     assert all(first[3] <= second[2] and first[1] < second[1] for first, second in pairwise(spans))
     assert all(finished - started == 100 for _, _, started, finished, _ in spans)
 
 
 @pytest.mark.parametrize(
-    ("arrival_ns", "formed_ns", "after_seq", "started_ns"), [(199, 199, 0, 200), (200, 200, 0, 200), (201, 201, 1, 201)]
+    ("arrival_ns", "formed_ns", "after_seq", "started_ns"),
+    [(199, 199, 0, 200), (200, 200, 0, 200), (201, 201, 1, 201)],
 )
 def test_an_arrival_at_the_very_end_of_a_batch_comes_before_that_end(
     arrival_ns: int, formed_ns: int, after_seq: int, started_ns: int
@@ -173,7 +203,9 @@ def test_an_arrival_at_the_very_end_of_a_batch_comes_before_that_end(
 
 def test_an_arrival_at_the_end_of_a_batch_joins_the_next_one_when_one_is_in_flight() -> None:
     run = simulate(Request(0, 0, 8, 1), Request(1, 100, 4, 1), Request(2, 101, 4, 1))
-    assert [sorted({item.request_id for item in batch.ranges}) for batch in parse_batches(run.batches_csv)[:3]] == [
+    assert [
+        sorted({item.request_id for item in batch.ranges}) for batch in parse_batches(run.batches_csv)[:3]
+    ] == [
         [0],
         [0, 1],
         [0, 1],
@@ -187,9 +219,19 @@ def test_an_idle_device_waits_for_the_next_arrival() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("inflight", [1, 2, 5])
-def test_every_token_is_delivered_at_the_end_of_the_coda_batch_that_made_it_and_times_add_up(policy: str, inflight: int) -> None:
+def test_every_token_is_delivered_at_the_end_of_the_coda_batch_that_made_it_and_times_add_up(
+    policy: str, inflight: int
+) -> None:
     requests = [Request(at, 130 * at, 3 + 5 * at, 1 + at % 4) for at in range(9)]
-    run = simulate(*requests, policy=policy, inflight=inflight, select_ns=2, host_ns=9, collect_ns=4, shorter={3: 2, 7: 1})
+    run = simulate(
+        *requests,
+        policy=policy,
+        inflight=inflight,
+        select_ns=2,
+        host_ns=9,
+        collect_ns=4,
+        shorter={3: 2, 7: 1},
+    )
     outputs = {request.request_id: request.max_tokens for request in requests} | {3: 2, 7: 1}
     made: dict[int, list[int]] = {request_id: [] for request_id in outputs}
     for batch in parse_batches(run.batches_csv):
@@ -227,13 +269,21 @@ def test_a_run_in_which_every_request_is_refused_has_failed_and_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "c.yaml"
-    config.write_text("workload: {kind: synthetic, num_requests: 3, prompt_tokens: 50, output_tokens: 4, max_context: 53}\n")
+    config.write_text(
+        "workload: {kind: synthetic, num_requests: 3, prompt_tokens: 50, output_tokens: 4, max_context: 53}\n"
+    )
     assert main(["run", str(config), "--out", str(tmp_path / "run")]) == 1
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["num_refused"], summary["num_finished"], summary["num_batches"]) == ("failed", 3, 0, 0)
+    assert (summary["status"], summary["num_refused"], summary["num_finished"], summary["num_batches"]) == (
+        "failed",
+        3,
+        0,
+        0,
+    )
     assert summary["refusal_reasons"] == {"prompt 50 + max_tokens 4 = 54 tokens, the context holds 53": 3}
     with open(tmp_path / "run" / "requests.csv", newline="") as file:
         assert [row["status"] for row in csv.DictReader(file)] == ["refused"] * 3
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "sim: the run failed: no request finished, of 3; 3 refused: prompt 50 + max_tokens 4 = 54 tokens, the context holds 53"
+        "sim: the run failed: no request finished, of 3; 3 refused: prompt 50 + max_tokens 4 = 54 tokens, "
+        "the context holds 53"
     )

@@ -1,4 +1,5 @@
-"""The simulator's command line: mistakes are one line and status 2, equal seeds equal bytes, Ctrl-C an interrupted run."""
+"""The simulator's command line: mistakes are one line and status 2, equal seeds equal bytes, Ctrl-C an
+interrupted run."""
 
 import json
 import os
@@ -19,14 +20,16 @@ model: ouro-tiny
 device: h200
 policy: {name: wcpb}
 scheduler: {max_num_seqs: 4, max_num_batched_tokens: 64, prefill_chunk_size: 16}
-workload: {kind: synthetic, num_requests: 6, arrival: {process: poisson, rate: 900}, prompt_tokens: [37, 5, 60], output_tokens: 3}
+workload:
+  {kind: synthetic, num_requests: 6, arrival: {process: poisson, rate: 900}, prompt_tokens: [37, 5, 60],
+   output_tokens: 3}
 seed: 7
 """
 SUMMARY_KEYS = (
-    "policy", "model", "device", "num_requests", "num_finished", "num_cancelled", "num_refused", "duration_s", "request_throughput",
-    "prompt_token_throughput", "output_token_throughput", "ttft_ms", "itl_ms", "tpot_ms", "e2e_ms", "num_batches",
-    "recurrent_invocations", "rows_per_recurrent_invocation", "gpu_busy_fraction", "limit_fraction", "peak_kv_blocks",
-    "peak_hidden_rows", "select_us",
+    "policy", "model", "device", "num_requests", "num_finished", "num_cancelled", "num_refused", "duration_s",
+    "request_throughput", "prompt_token_throughput", "output_token_throughput", "ttft_ms", "itl_ms",
+    "tpot_ms", "e2e_ms", "num_batches", "recurrent_invocations", "rows_per_recurrent_invocation",
+    "gpu_busy_fraction", "limit_fraction", "peak_kv_blocks", "peak_hidden_rows", "select_us",
 )  # fmt: skip
 
 
@@ -51,10 +54,15 @@ def environment(**changes: str) -> Mapping[str, str]:
 
 
 MISTAKES = [
-    ("policy.name=wcbp", "policy.name: unknown policy 'wcbp', expected one of atomic, split, mixed, wcpb; did you mean 'wcpb'?"),
+    (
+        "policy.name=wcbp",
+        "policy.name: unknown policy 'wcbp', expected one of atomic, split, mixed, wcpb; did you mean "
+        "'wcpb'?",
+    ),
     (
         "policy.mix_decoed=true",
-        "unknown key 'policy.mix_decoed', expected one of mix_decode, fuse_prelude; did you mean 'mix_decode'?",
+        "unknown key 'policy.mix_decoed', expected one of mix_decode, fuse_prelude; did you mean "
+        "'mix_decode'?",
     ),
     ("policy=7", "policy: 7, expected a name or a mapping"),
     ("scheduler.prefill_chunk=8", "unknown key 'scheduler.prefill_chunk', "),
@@ -74,24 +82,48 @@ MISTAKES = [
     ("cache.block_size=0", "cache.block_size: 0, expected at least 1"),
     ("cache.num_blocks=3", "cache.num_blocks: 3 is less than one block in each of the 4 depth planes"),
     ("cache.layout=shared", "policy wcpb cannot run with cache.layout shared: "),
-    ("cache.allocation=incremental", "cache.allocation: incremental needs cache.preemption recompute or swap"),
-    ("exit={mode: gate, threshold: 0.5}", "exit.loop_weights: None, expected 4 weights >= 0 of leaving after loop 1 to 4, "),
-    ("exit={mode: gate, threshold: 0.5, loop_weights: [1, 0, 2]}", "exit.loop_weights: [1.0, 0.0, 2.0], expected 4 weights >= 0"),
+    (
+        "cache.allocation=incremental",
+        "cache.allocation: incremental needs cache.preemption recompute or swap",
+    ),
+    (
+        "exit={mode: gate, threshold: 0.5}",
+        "exit.loop_weights: None, expected 4 weights >= 0 of leaving after loop 1 to 4, ",
+    ),
+    (
+        "exit={mode: gate, threshold: 0.5, loop_weights: [1, 0, 2]}",
+        "exit.loop_weights: [1.0, 0.0, 2.0], expected 4 weights >= 0",
+    ),
     ("exit={mode: gate, threshold: 1.5}", "exit.threshold: 1.5, expected above 0 and at most 1"),
     (
         "exit={mode: trace, min_loops: 3, max_loops: 2}",
         "exit: min_loops 3 and max_loops 2, expected 1 <= min_loops <= max_loops <= 4",
     ),
-    ("exit={mode: trace, max_loops: 5}", "exit: min_loops 1 and max_loops 5, expected 1 <= min_loops <= max_loops <= 4"),
-    ("exit.mode=trace", "exit.mode: trace needs the loops of every token, expected a workload with exit_loops"),
-    ("exit.max_loops=2", "exit.mode: fixed runs every token through all loops, expected no other key under exit"),
+    (
+        "exit={mode: trace, max_loops: 5}",
+        "exit: min_loops 1 and max_loops 5, expected 1 <= min_loops <= max_loops <= 4",
+    ),
+    (
+        "exit.mode=trace",
+        "exit.mode: trace needs the loops of every token, expected a workload with exit_loops",
+    ),
+    (
+        "exit.max_loops=2",
+        "exit.mode: fixed runs every token through all loops, expected no other key under exit",
+    ),
     ("exit.mode=early", "exit.mode: 'early', "),
     ("workload.prompt_tokens=-4", "workload.prompt_tokens: -4, expected a number greater than or equal to 1"),
     ("workload.output_tokens=0", "workload.output_tokens: 0, expected a number greater than or equal to 1"),
-    ("workload.prompt_tokens=[16, 0]", "workload.prompt_tokens.1: 0, expected a number greater than or equal to 1"),
+    (
+        "workload.prompt_tokens=[16, 0]",
+        "workload.prompt_tokens.1: 0, expected a number greater than or equal to 1",
+    ),
     ("workload.num_requests=0", "workload.num_requests: 0, expected a number greater than or equal to 1"),
     ("workload.arrival={process: poisson, rate: .nan}", "workload.arrival.rate: nan, expected"),
-    ("workload.arrival={process: poisson, rate: -2}", "workload.arrival.rate: -2, expected a number greater than 0"),
+    (
+        "workload.arrival={process: poisson, rate: -2}",
+        "workload.arrival.rate: -2, expected a number greater than 0",
+    ),
     ("workload.arrival={process: poison, rate: 2}", "workload.arrival"),
     ("workload={kind: preset, name: seed-4x8046}", "workload.name: unknown preset 'seed-4x8046', "),
     ("workload={kind: tracee}", "workload.kind: 'tracee', expected trace, synthetic or preset"),
@@ -100,8 +132,8 @@ MISTAKES = [
     ("model=ouro-1.5b", "model: unknown model 'ouro-1.5b', "),
     (
         "device=h20",
-        "device: unknown device 'h20', expected one of h200, h200-analytic, a100-seed, roofline:<card>, MODEL.json; did you "
-        "mean 'h200'?",
+        "device: unknown device 'h20', expected one of h200, h200-analytic, a100-seed, roofline:<card>, "
+        "MODEL.json; did you mean 'h200'?",
     ),
     ("device=roofline:h20", "device: unknown card 'h20', "),
     ("seed=-1", "seed: -1, expected a whole number >= 0"),
@@ -127,7 +159,10 @@ def test_a_mistake_is_one_line_on_stderr_status_2_and_no_directory(
     [
         (None, "t.csv"),
         ("", "t.csv"),
-        ("arrival_s,prompt_tokens,output_tokens\n", "t.csv: has column names and no rows, expected at least one request"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n",
+            "t.csv: has column names and no rows, expected at least one request",
+        ),
         ("arrival_s,prompt_tokens,output_tokens\n0,8,2\n1,-8,2\n", "line 3"),
         ("arrival_s,prompt_tokens,output_tokens\nnan,8,2\n", "line 2"),
         ("arrival_s,prompt_tokens,output_tokens\n0,8,two\n", "'two'"),
@@ -140,7 +175,10 @@ def test_a_trace_that_cannot_be_used_is_one_line_status_2_and_no_directory(
 ) -> None:
     if content is not None:
         (tmp_path / "t.csv").write_text(content)
-    assert status_of("run", config, "--set", "workload={kind: trace, path: t.csv}", "--out", tmp_path / "run") == 2
+    assert (
+        status_of("run", config, "--set", "workload={kind: trace, path: t.csv}", "--out", tmp_path / "run")
+        == 2
+    )
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert sentence in err
@@ -170,10 +208,19 @@ def test_a_config_that_is_none_is_named(
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("walk",), ("run",), ("run", "c.yaml", "--fast"), ("sweep", "c.yaml", "--jobs", "many"), ("replay",)],
+    [
+        (),
+        ("walk",),
+        ("run",),
+        ("run", "c.yaml", "--fast"),
+        ("sweep", "c.yaml", "--jobs", "many"),
+        ("replay",),
+    ],
     ids=lambda arguments: "-".join(arguments) or "nothing",
 )
-def test_a_wrong_command_line_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+def test_a_wrong_command_line_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
     assert status_of(*arguments) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
@@ -220,12 +267,21 @@ def test_a_runs_own_config_runs_the_same_again(config: Path, tmp_path: Path) -> 
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
-def test_the_same_seed_gives_the_same_bytes_in_two_processes_whatever_the_hash_seed(config: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_in_two_processes_whatever_the_hash_seed(
+    config: Path, tmp_path: Path
+) -> None:
     logs = []
     for hash_seed in ("0", "4242"):
         out = tmp_path / hash_seed
         command = [sys.executable, "-m", "sim", "run", str(config), "--no-plots", "--out", str(out)]
-        subprocess.run(command, cwd=ROOT, env=environment(PYTHONHASHSEED=hash_seed), check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment(PYTHONHASHSEED=hash_seed),
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
         logs.append([(out / name).read_bytes() for name in ("batches.csv", "requests.csv", "summary.json")])
     assert logs[0] == logs[1]
 
@@ -238,7 +294,17 @@ def test_another_seed_gives_other_arrivals(config: Path, tmp_path: Path) -> None
 
 def test_ctrl_c_leaves_a_run_marked_interrupted_and_status_130(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "sim", "run", str(config), "--set", "workload.num_requests=1000000", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "sim",
+        "run",
+        str(config),
+        "--set",
+        "workload.num_requests=1000000",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
@@ -259,6 +325,8 @@ def test_ctrl_c_leaves_a_run_marked_interrupted_and_status_130(config: Path, tmp
 
 
 def test_the_package_runs_as_a_program_and_prints_its_commands() -> None:
-    done = subprocess.run([sys.executable, "-m", "sim", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "sim", "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("run", "sweep", "replay", "bench"))

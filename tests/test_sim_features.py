@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HostMeta, MetaLayout
 from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, Packer
-from policies.core.batch import ScheduledRange, Stage
-from sim.features import Cutting
+from policies.core.seam.batch import ScheduledRange, Stage
+from policies.costs.features import Cutting
 
 HEADS = 16
-SPANS = st.lists(st.tuples(st.integers(0, 9000), st.one_of(st.just(1), st.integers(1, 300))), min_size=1, max_size=12)
+SPANS = st.lists(
+    st.tuples(st.integers(0, 9000), st.one_of(st.just(1), st.integers(1, 300))), min_size=1, max_size=12
+)
 
 
 LAYOUT = MetaLayout.for_rows(4096, max_partials=8192)
@@ -21,17 +23,33 @@ LAYOUT = MetaLayout.for_rows(4096, max_partials=8192)
 
 def cutting(slots: int = 264, heights: tuple[int, ...] = (16, 32, 64, 128)) -> Cutting:
     """One bucket of 4096 rows, so that all batches are packed with the same room."""
-    return Cutting((4096,), heights, TILE_KEYS, SPLIT_KEYS, slots, LAYOUT.max_partials, LAYOUT.max_items - LAYOUT.max_rows, HEADS)
+    return Cutting(
+        (4096,),
+        heights,
+        TILE_KEYS,
+        SPLIT_KEYS,
+        slots,
+        LAYOUT.max_partials,
+        LAYOUT.max_items - LAYOUT.max_rows,
+        HEADS,
+    )
 
 
 def ranges(spans: list[tuple[int, int]]) -> list[ScheduledRange]:
-    return [ScheduledRange(at, Stage.PREFILLING_RECURRENT, 0, start, count) for at, (start, count) in enumerate(spans)]
+    return [
+        ScheduledRange(at, Stage.PREFILLING_RECURRENT, 0, start, count)
+        for at, (start, count) in enumerate(spans)
+    ]
 
 
-def packed_items(spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...]) -> tuple[int, np.ndarray, np.ndarray]:
+def packed_items(
+    spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...]
+) -> tuple[int, np.ndarray, np.ndarray]:
     """Tile height, items and combine entries that the executor's packer makes of `spans`."""
     groups = np.zeros((len(spans), 600), dtype=np.int32)
-    segments = np.array([(at, 0, start, count, -1, -1) for at, (start, count) in enumerate(spans)], dtype=np.int64)
+    segments = np.array(
+        [(at, 0, start, count, -1, -1) for at, (start, count) in enumerate(spans)], dtype=np.int64
+    )
     host = HostMeta.allocate(LAYOUT, pin=False)
     tile_rows = Packer(groups, 4, 16, HEADS, slots, heights).pack(host, segments).tile_rows
     return tile_rows, host.items[: host.header[HEADER_ITEMS]], host.combines[: host.header[HEADER_COMBINES]]
@@ -59,7 +77,8 @@ def test_rows_are_padded_to_the_next_bucket_and_beyond_the_last_to_none() -> Non
 
 
 def test_a_batch_without_room_for_all_its_splits_keeps_the_last_tiles_whole() -> None:
-    """Each tile of 128 rows before 16384 has 32 splits, so 4,096 rows of partial results: two of the four find room in 8,192."""
+    """Each tile of 128 rows before 16384 has 32 splits, so 4,096 rows of partial results: two of the four
+    find room in 8,192."""
     cuts = cutting()
     work = cuts.work(cuts.key(ranges([(16384 - 512, 512)])))
     assert (work.partials, work.combined_rows, work.items) == (2 * 128 * 32, 2 * 128, 2 * 32 + 2)
@@ -67,7 +86,10 @@ def test_a_batch_without_room_for_all_its_splits_keeps_the_last_tiles_whole() ->
 
 def test_a_decoding_batch_keeps_its_key_until_it_comes_to_another_history_tile() -> None:
     cuts = cutting()
-    keys = [cuts.key([ScheduledRange(7, Stage.RECURRENT, depth, at, 1)]) for depth, at in ((0, 64), (3, 127), (0, 128))]
+    keys = [
+        cuts.key([ScheduledRange(7, Stage.RECURRENT, depth, at, 1)])
+        for depth, at in ((0, 64), (3, 127), (0, 128))
+    ]
     assert keys[0] == keys[1] != keys[2]
 
 

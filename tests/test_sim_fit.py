@@ -1,4 +1,5 @@
-"""From a profile to a model file: known coefficients come back, and a stale or wrong file is refused in one sentence."""
+"""From a profile to a model file: known coefficients come back, and a stale or wrong file is refused in one
+sentence."""
 
 import dataclasses
 import json
@@ -11,14 +12,14 @@ from typing import Any
 import pytest
 from synthetic_profile import HEADER, TRUTH, batches, host_ns, true_ns, write_profile
 
-from policies.core.batch import Stage
 from policies.core.errors import InputError
-from policies.core.model import OURO_1_4B
+from policies.core.models.shape import OURO_1_4B
+from policies.core.seam.batch import Stage
+from policies.costs.latency import HostLoop
+from policies.costs.modelfile import FIT_VERSION, ModelFile, read_model
 from results.profile import read_profile
 from sim.cli import main
 from sim.fit import cutting_of, fit_file, fold_of, held_out
-from sim.latency import HostLoop
-from sim.modelfile import FIT_VERSION, ModelFile, read_model
 from sim.solve import Case, fit_device
 
 
@@ -62,7 +63,11 @@ def test_every_batch_of_the_profile_is_predicted_as_it_was_measured(model: Model
 
 
 def test_host_times_and_the_loop_around_them_come_back(model: ModelFile) -> None:
-    for stage, loops, ranges in ((Stage.RECURRENT, 4, 8), (Stage.PREFILLING_RECURRENT, 1, 5), (Stage.PRELUDE, 0, 3)):
+    for stage, loops, ranges in (
+        (Stage.RECURRENT, 4, 8),
+        (Stage.PREFILLING_RECURRENT, 1, 5),
+        (Stage.PRELUDE, 0, 3),
+    ):
         host = model.host[stage]
         found = [time.of(ranges, ranges, loops) for time in (host.select, host.prepare, host.launch)]
         assert all(near(*pair) for pair in zip(found, host_ns(stage, ranges, loops), strict=True))
@@ -83,7 +88,9 @@ def test_a_model_file_says_what_it_was_fitted_on_and_how_far_off_it_is(model: Mo
 def test_errors_are_of_compositions_that_the_solver_did_not_see(profile: Path) -> None:
     read = read_profile(profile)
     cutting = cutting_of(read, OURO_1_4B)
-    cases = [Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage and row.kind != "copies"]
+    cases = [
+        Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage and row.kind != "copies"
+    ]
     odd = max(cases, key=lambda case: case.work.tiles if case.loops else 0)
     spoilt = dataclasses.replace(odd.row, device_ns=3 * (odd.row.device_ns or 0))
     cases = [dataclasses.replace(case, row=spoilt) if case is odd else case for case in cases]
@@ -95,9 +102,17 @@ def test_errors_are_of_compositions_that_the_solver_did_not_see(profile: Path) -
 def test_half_of_a_profile_predicts_the_other_half(profile: Path) -> None:
     read = read_profile(profile)
     cutting = cutting_of(read, OURO_1_4B)
-    cases = [Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage and row.kind != "copies"]
-    times = fit_device([case for case in cases if fold_of(case.composition, 2) == 0 or not case.loops], TRUTH.copies)
-    errors = [abs(case.predicted_ns(times) / case.device_ns - 1) for case in cases if fold_of(case.composition, 2) and case.loops]
+    cases = [
+        Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage and row.kind != "copies"
+    ]
+    times = fit_device(
+        [case for case in cases if fold_of(case.composition, 2) == 0 or not case.loops], TRUTH.copies
+    )
+    errors = [
+        abs(case.predicted_ns(times) / case.device_ns - 1)
+        for case in cases
+        if fold_of(case.composition, 2) and case.loops
+    ]
     assert len(errors) > 50 and sorted(errors)[len(errors) // 2] < 1e-3 and max(errors) < 0.05
 
 
@@ -112,7 +127,9 @@ def test_a_model_file_reads_back_as_it_was_written(profile: Path, tmp_path: Path
     assert read_model(tmp_path / "model.json") == model
 
 
-def test_a_fit_is_made_again_exactly_when_the_profile_or_the_fit_has_changed(profile: Path, tmp_path: Path) -> None:
+def test_a_fit_is_made_again_exactly_when_the_profile_or_the_fit_has_changed(
+    profile: Path, tmp_path: Path
+) -> None:
     out, copy = tmp_path / "model.json", tmp_path / "profile.csv"
     copy.write_bytes(profile.read_bytes())
     assert [fit_file(copy, out)[1], fit_file(copy, out)[1]] == [False, True]
@@ -154,7 +171,9 @@ def test_a_profile_that_cannot_be_fitted_is_refused_in_one_sentence(
     assert not (tmp_path / "model.json").exists()
 
 
-def test_a_fit_never_writes_over_its_profile(profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit_never_writes_over_its_profile(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     copy = tmp_path / "profile.csv"
     copy.write_bytes(profile.read_bytes())
     assert main(["fit", str(copy), "--out", str(copy)]) == 2
@@ -165,8 +184,14 @@ def test_a_fit_never_writes_over_its_profile(profile: Path, tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda data: data["device"].update(launch_ns=-1.0), "device.launch_ns: -1.0, expected a number of at least 0"),
-        (lambda data: data["device"].update(launch_ns=math.nan), "device.launch_ns: nan, expected a number of at least 0"),
+        (
+            lambda data: data["device"].update(launch_ns=-1.0),
+            "device.launch_ns: -1.0, expected a number of at least 0",
+        ),
+        (
+            lambda data: data["device"].update(launch_ns=math.nan),
+            "device.launch_ns: nan, expected a number of at least 0",
+        ),
         (lambda data: data["device"]["linear"]["ns"].pop(), "times, expected as many, by ascending rows"),
         (lambda data: data["device"].update(attention={}), "device.attention: is empty"),
         (lambda data: data["host"].pop("CODA"), "host.CODA: is missing"),

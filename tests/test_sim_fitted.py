@@ -1,4 +1,5 @@
-"""The fitted model at work: monotone, explained, honest about its range, refused where it does not apply; and a run on it."""
+"""The fitted model at work: monotone, explained, honest about its range, refused where it does not apply; and
+a run on it."""
 
 import dataclasses
 import json
@@ -11,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_profile import BUCKETS, TRUTH, decodes, prompts, write_profile
 
-from policies.config import parse_config
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.config.runconfig import parse_config
+from policies.core.engine.runlog import ranges_text
 from policies.core.errors import InputError
-from policies.core.events import COMPONENTS
-from policies.core.model import OURO_1_4B, OURO_2_6B, OURO_TINY
-from policies.core.runlog import ranges_text
+from policies.core.models.shape import OURO_1_4B, OURO_2_6B, OURO_TINY
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.events import COMPONENTS
+from policies.costs.fitted import FittedModel
+from policies.costs.modelfile import FIT_VERSION, Table
+from policies.costs.models import load_device
 from sim.cli import main
 from sim.explain import explain
 from sim.fit import fit_file
-from sim.fitted import FittedModel
-from sim.modelfile import FIT_VERSION, Table
-from sim.models import load_device
 from sim.run import inputs_sha256
 from sim.sweep import load_cells
 
@@ -42,7 +43,9 @@ def model(path: Path) -> FittedModel:
 
 
 def batch(stage: Stage, loops: int, ranges: tuple[ScheduledRange, ...]) -> ExecutionBatch:
-    return ExecutionBatch(0, stage, loops, ranges, sum(item.token_count for item in ranges), len(ranges), 0, -1)
+    return ExecutionBatch(
+        0, stage, loops, ranges, sum(item.token_count for item in ranges), len(ranges), 0, -1
+    )
 
 
 def edited(path: Path, out: Path, *keys: str, value: object) -> Path:
@@ -57,9 +60,14 @@ def edited(path: Path, out: Path, *keys: str, value: object) -> Path:
 
 
 def test_more_rows_never_take_less_time(model: FittedModel) -> None:
-    times = [model.predict(batch(Stage.PREFILLING_RECURRENT, 1, prompts([(0, 16)] * rows))).device_ns for rows in range(1, 120)]
+    times = [
+        model.predict(batch(Stage.PREFILLING_RECURRENT, 1, prompts([(0, 16)] * rows))).device_ns
+        for rows in range(1, 120)
+    ]
     assert times == sorted(times)
-    assert all(low.components_ns[1] <= high.components_ns[1] for low, high in pairwise(_predictions(model, BUCKETS)))
+    assert all(
+        low.components_ns[1] <= high.components_ns[1] for low, high in pairwise(_predictions(model, BUCKETS))
+    )
 
 
 def _predictions(model: FittedModel, rows: tuple[int, ...]) -> list:  # type: ignore[type-arg]
@@ -69,7 +77,9 @@ def _predictions(model: FittedModel, rows: tuple[int, ...]) -> list:  # type: ig
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_more_context_never_takes_less_time(model: FittedModel, count: int) -> None:
     times = [
-        model.predict(batch(Stage.RECURRENT, 1, tuple(item._replace(token_start=at) for item in decodes(count, 1)))).device_ns
+        model.predict(
+            batch(Stage.RECURRENT, 1, tuple(item._replace(token_start=at) for item in decodes(count, 1)))
+        ).device_ns
         for at in range(0, 9000, 64)
     ]
     assert times == sorted(times)
@@ -88,7 +98,15 @@ def test_more_loops_take_more_time_and_only_the_launch_once(model: FittedModel) 
 
 @given(
     st.lists(st.tuples(st.integers(0, 8000), st.integers(1, 200)), min_size=1, max_size=8),
-    st.sampled_from([(Stage.RECURRENT, 1), (Stage.PREFILL, 4), (Stage.PREFILLING_PRELUDE, 0), (Stage.CODA, 0), (Stage.PRELUDE, 0)]),
+    st.sampled_from(
+        [
+            (Stage.RECURRENT, 1),
+            (Stage.PREFILL, 4),
+            (Stage.PREFILLING_PRELUDE, 0),
+            (Stage.CODA, 0),
+            (Stage.PRELUDE, 0),
+        ]
+    ),
 )
 def test_a_prediction_is_never_negative_never_below_nothing_and_its_parts_add_up(
     model: FittedModel, spans: list[tuple[int, int]], kind: tuple[Stage, int]
@@ -104,7 +122,9 @@ def test_a_prediction_is_never_negative_never_below_nothing_and_its_parts_add_up
 
 def test_beyond_the_profile_it_warns_once_with_the_numbers(path: Path) -> None:
     latency = load_device(str(path), OURO_1_4B)
-    with pytest.warns(UserWarning, match=r"card\.json: a batch has tiles 30558, profiled 1 to \d+; extrapolated"):
+    with pytest.warns(
+        UserWarning, match=r"card\.json: a batch has tiles 30558, profiled 1 to \d+; extrapolated"
+    ):
         latency.predict(batch(Stage.RECURRENT, 1, decodes(32, 60_000)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -117,9 +137,13 @@ def test_within_the_profile_nothing_is_warned_of(path: Path) -> None:
         load_device(str(path), OURO_1_4B).predict(batch(Stage.RECURRENT, 1, decodes(8, 4000)))
 
 
-def test_a_model_with_twice_the_layers_takes_twice_as_long_in_them_and_says_so(path: Path, model: FittedModel) -> None:
+def test_a_model_with_twice_the_layers_takes_twice_as_long_in_them_and_says_so(
+    path: Path, model: FittedModel
+) -> None:
     larger = load_device(str(path), OURO_2_6B)
-    one, two = (latency.predict(batch(Stage.RECURRENT, 1, decodes(8, 700))).breakdown() for latency in (model, larger))
+    one, two = (
+        latency.predict(batch(Stage.RECURRENT, 1, decodes(8, 700))).breakdown() for latency in (model, larger)
+    )
     assert abs(two["linear"] - 2 * one["linear"]) <= 1 and abs(two["attention"] - 2 * one["attention"]) <= 1
     assert two["launch"] == one["launch"]
     assert "scaled from the 24 layers of ouro-1.4b to 48" in larger.provenance
@@ -129,9 +153,17 @@ def test_a_model_with_twice_the_layers_takes_twice_as_long_in_them_and_says_so(p
     ("keys", "value", "sentence"),
     [
         (("schema",), 0, "schema: 0, expected 1: fit the profile again"),
-        (("fit_version",), FIT_VERSION + 1, f"fit_version: {FIT_VERSION + 1}, expected {FIT_VERSION}: fit the profile again"),
+        (
+            ("fit_version",),
+            FIT_VERSION + 1,
+            f"fit_version: {FIT_VERSION + 1}, expected {FIT_VERSION}: fit the profile again",
+        ),
         (("device", "launch_ns"), "much", "model.device.launch_ns: 'much', input should be a valid number"),
-        (("profile", "gpu"), "Toaster", "fitted on 'Toaster', which policies/devices.yaml does not know"),
+        (
+            ("profile", "gpu"),
+            "Toaster",
+            "fitted on 'Toaster', which policies/costs/devices.yaml does not know",
+        ),
         (("model", "head_dim"), 64, "fitted for ouro-1.4b with head_dim 64, ouro-1.4b has 128"),
     ],
 )
@@ -143,8 +175,12 @@ def test_a_file_of_another_fit_card_or_shape_is_refused_in_one_sentence(
     assert sentence in str(caught.value)
 
 
-def test_another_model_a_missing_file_and_a_file_of_something_else_are_refused(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"was fitted for ouro-1\.4b with vocab_size 49152, ouro-tiny has 512"):
+def test_another_model_a_missing_file_and_a_file_of_something_else_are_refused(
+    path: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        InputError, match=r"was fitted for ouro-1\.4b with vocab_size 49152, ouro-tiny has 512"
+    ):
         load_device(str(path), OURO_TINY)
     with pytest.raises(InputError, match="cannot be read: No such file or directory, expected a model file"):
         load_device(str(tmp_path / "none.json"), OURO_1_4B)
@@ -153,12 +189,18 @@ def test_another_model_a_missing_file_and_a_file_of_something_else_are_refused(p
         load_device(str(tmp_path / "text.json"), OURO_1_4B)
 
 
-def test_a_run_on_another_card_or_with_other_kernels_is_told_from_one_that_the_profile_speaks_of(model: FittedModel) -> None:
+def test_a_run_on_another_card_or_with_other_kernels_is_told_from_one_that_the_profile_speaks_of(
+    model: FittedModel,
+) -> None:
     kernels = model.file.profile["kernel_sha256"]
     assert model.difference({"card": "NVIDIA H200", "kernel_sha256": kernels}) is None
     assert model.difference({}) is None
-    assert "fitted on card NVIDIA H200, the run had NVIDIA L4" in (model.difference({"card": "NVIDIA L4"}) or "")
-    assert f"fitted on kernel_sha256 {kernels[:16]}, the run had fedcba" in (model.difference({"kernel_sha256": "fedcba"}) or "")
+    assert "fitted on card NVIDIA H200, the run had NVIDIA L4" in (
+        model.difference({"card": "NVIDIA L4"}) or ""
+    )
+    assert f"fitted on kernel_sha256 {kernels[:16]}, the run had fedcba" in (
+        model.difference({"kernel_sha256": "fedcba"}) or ""
+    )
 
 
 @pytest.mark.parametrize("name", ["PROFILED", "h200"])
@@ -200,12 +242,12 @@ def test_the_explain_command_prints_components_limit_coefficients_error_and_rang
 
 def test_the_explain_command_answers_in_json_too(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(path), "--batch", "0:CODA:0:1023:1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["stage"], told["loop_count"], told["device_ns"]) == ("CODA", 0, round(TRUTH.coda.at(1)))
-    assert told["components_ns"]["lm_head"] == told["device_ns"] and told["beyond_profile"] is None
+    data = json.loads(capsys.readouterr().out)
+    assert (data["stage"], data["loop_count"], data["device_ns"]) == ("CODA", 0, round(TRUTH.coda.at(1)))
+    assert data["components_ns"]["lm_head"] == data["device_ns"] and data["beyond_profile"] is None
     assert main(["explain", "roofline:h200", "--batch", "0:PREFILL:1:0:64", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["loop_count"], told["terms_of_one_invocation"], told["held_out_errors"]) == (3, [], None)
+    data = json.loads(capsys.readouterr().out)
+    assert (data["loop_count"], data["terms_of_one_invocation"], data["held_out_errors"]) == (3, [], None)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +256,10 @@ def test_the_explain_command_answers_in_json_too(path: Path, capsys: pytest.Capt
         (["--batch", "0:RECURRENT:0:5"], "not enough values to unpack"),
         (["--batch", "0:DECODE:0:5:1"], "'DECODE' is not a valid Stage"),
         (["--batch", "0:RECURRENT:4:5:1"], "a range of 1 tokens from 5 at depth 4"),
-        (["--batch", "0:RECURRENT:0:5:1", "--loops", "0"], "--loops 0: expected at least 1 for a RECURRENT batch"),
+        (
+            ["--batch", "0:RECURRENT:0:5:1", "--loops", "0"],
+            "--loops 0: expected at least 1 for a RECURRENT batch",
+        ),
         (["--batch", "0:RECURRENT:1:5:1", "--loops", "4"], "--loops 4: expected at most 3 from depth 1 of 4"),
         (["--batch", "0:RECURRENT:0:5:1 1:CODA:0:5:1"], "stages CODA, RECURRENT share no batch"),
         (["--batch", "0:CODA:0:5:1", "--loops", "2"], "--loops 2: expected 0 for a CODA batch"),
@@ -238,7 +283,9 @@ grid:
 """
 
 
-def test_a_run_takes_a_model_file_beside_its_config_and_a_changed_one_makes_its_results_stale(path: Path, tmp_path: Path) -> None:
+def test_a_run_takes_a_model_file_beside_its_config_and_a_changed_one_makes_its_results_stale(
+    path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "card.json").write_bytes(path.read_bytes())
     (tmp_path / "grid.yaml").write_text(CONFIG)
     cell = load_cells(tmp_path / "grid.yaml", (), tmp_path / "out")[0]
@@ -251,7 +298,8 @@ def test_a_run_takes_a_model_file_beside_its_config_and_a_changed_one_makes_its_
 def test_a_simulated_run_names_the_profile_behind_its_times(path: Path, tmp_path: Path) -> None:
     (tmp_path / "card.json").write_bytes(path.read_bytes())
     (tmp_path / "run.yaml").write_text(
-        "device: card.json\nworkload: {kind: synthetic, num_requests: 2, prompt_tokens: 20, output_tokens: 3}\n"
+        "device: card.json\nworkload: {kind: synthetic, num_requests: 2, prompt_tokens: 20, "
+        "output_tokens: 3}\n"
     )
     assert main(["run", str(tmp_path / "run.yaml"), "--no-plots", "--out", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -260,7 +308,10 @@ def test_a_simulated_run_names_the_profile_behind_its_times(path: Path, tmp_path
 
 
 def test_devices_are_told_apart_by_config_and_by_content(path: Path, tmp_path: Path) -> None:
-    raw = {"device": str(path), "workload": {"kind": "synthetic", "num_requests": 1, "prompt_tokens": 4, "output_tokens": 1}}
+    raw = {
+        "device": str(path),
+        "workload": {"kind": "synthetic", "num_requests": 1, "prompt_tokens": 4, "output_tokens": 1},
+    }
     config = parse_config(raw, tmp_path, "here")
     assert inputs_sha256(config) == inputs_sha256(dataclasses.replace(config, seed=5))
     assert inputs_sha256(config) != inputs_sha256(dataclasses.replace(config, device="h200"))

@@ -1,4 +1,5 @@
-"""The simulated host against the real one: a recorded run's own times, batch by batch, make a run as long as the recorded one."""
+"""The simulated host against the real one: a recorded run's own times, batch by batch, make a run as long as
+the recorded one."""
 
 import csv
 import dataclasses
@@ -6,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from policies.config import load_config
-from policies.core.arrivals import Arrivals
-from policies.core.batch import ExecutionBatch
-from policies.core.engine import Engine
-from policies.core.runlog import RunLog
-from policies.devices import device_facts
+from policies.config.runconfig import load_config
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RunLog
+from policies.core.seam.batch import ExecutionBatch
+from policies.costs.devices import device_facts
+from policies.costs.latency import HostLoop, LatencyModel, Prediction
+from policies.costs.modelfile import read_model
+from policies.costs.models import DEVICES
 from results.load import Run, find_runs
 from results.rundir import BATCHES, CONFIG
 from sim.backend import SimBackend
-from sim.latency import HostLoop, LatencyModel, Prediction
-from sim.modelfile import read_model
-from sim.models import DEVICES
 from sim.run import Simulation
 
 PACKS = sorted((Path(__file__).parents[1] / "results" / "reference" / "h200" / "recorded").glob("*.tar.xz"))
@@ -26,13 +27,16 @@ RUNS = [
     for run in find_runs(PACKS)[0]
     if run.has_logs and run.config["workload"]["kind"] == "preset" and not run.summary["graph_captures"]
 ]
-"""With a log, and arrivals that need no file; a graph captured in the middle is launching time, which no log tells apart."""
+"""With a log, and arrivals that need no file; a graph captured in the middle is launching time, which no log
+tells apart."""
 DEVIATION = 0.03
-"""Of the whole run; its worst is a run of many short batches, which the host limits. Most come within 0.003."""
+"""Of the whole run; its worst is a run of many short batches, which the host limits. Most come within
+0.003."""
 
 
 class RecordedTimes(LatencyModel):
-    """Every batch takes what the batch of the same number took; `launching_ns` of its host time is launching."""
+    """Every batch takes what the batch of the same number took; `launching_ns` of its host time is
+    launching."""
 
     def __init__(self, run: Run, simulation: Simulation, loop: HostLoop, launching_ns: int) -> None:
         super().__init__("recorded", simulation.model, device_facts("h200"), str(run.path), loop)
@@ -45,18 +49,23 @@ class RecordedTimes(LatencyModel):
         device_ns = int(row["finished_ns"]) - int(row["started_ns"])
         host_ns = int(row["host_ns"])
         launch_ns = min(self._launching_ns, host_ns)
-        return Prediction((0, device_ns, 0, 0, 0, 0), 0, int(row["select_ns"]), host_ns - launch_ns, launch_ns)
+        return Prediction(
+            (0, device_ns, 0, 0, 0, 0), 0, int(row["select_ns"]), host_ns - launch_ns, launch_ns
+        )
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.path.name)
 def test_a_run_on_recorded_times_is_as_long_as_the_recorded_run(run: Run) -> None:
-    """Recorded device times hold the wait for the launch already, so none is added. Who comes by the clock comes some microseconds
-    earlier or later, into another batch: batches are counted where requests come when others end, rows everywhere."""
+    """Recorded device times hold the wait for the launch already, so none is added. Who comes by the clock
+    comes some microseconds earlier or later, into another batch: batches are counted where requests come when
+    others end, rows everywhere."""
     simulation = Simulation.prepare(load_config(run.path / CONFIG))
     loop = dataclasses.replace(read_model(DEVICES / "h200.json").loop, host_spread=0.0)
     latency = RecordedTimes(run, simulation, loop, launching_ns=35_000)
     log = RunLog()
-    engine = Engine(simulation.scheduler(), Arrivals(simulation.workload.requests, simulation.workload.concurrency), log)
+    engine = Engine(
+        simulation.scheduler(), Arrivals(simulation.workload.requests, simulation.workload.concurrency), log
+    )
     SimBackend(engine, latency, simulation.workload.oracle).run()
     simulated, recorded = log.totals.last_finished_ns, int(latency.rows[-1]["finished_ns"])
     if not any(request.arrival_ns for request in simulation.workload.requests):

@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from policies.config import parse_config
-from policies.core.arrivals import Arrivals
-from policies.core.batch import ExecutionBatch, ScheduledRange, Stage
-from policies.core.engine import Engine
+from policies.config.runconfig import parse_config
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.errors import InputError
-from policies.core.events import COMPONENTS
-from policies.core.limit import Roofline
-from policies.core.model import OURO_1_4B, OURO_2_6B, OURO_TINY
-from policies.core.runlog import RequestRecord, RunLog
-from policies.devices import CATALOGUE, device_facts
+from policies.core.models.shape import OURO_1_4B, OURO_2_6B, OURO_TINY
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.events import COMPONENTS
+from policies.costs.devices import CATALOGUE, device_facts
+from policies.costs.limit import Roofline
+from policies.costs.models import TableModel, load_device
 from results.identity import RunIdentity
 from results.metrics import Peaks, summarize
 from sim.backend import SimBackend
-from sim.models import TableModel, load_device
 from sim.run import Simulation
 
 MEASURED_MS = {
-    1: 0.945, 8: 0.995, 16: 1.013, 32: 1.036, 64: 1.089, 128: 1.108, 256: 1.220, 384: 1.698, 512: 1.997, 768: 2.931, 1024: 3.997,
-    2048: 7.851,
+    1: 0.945, 8: 0.995, 16: 1.013, 32: 1.036, 64: 1.089, 128: 1.108, 256: 1.220, 384: 1.698, 512: 1.997,
+    768: 2.931, 1024: 3.997, 2048: 7.851,
 }  # fmt: skip
 LIMIT_MS = {
-    1: 0.584, 8: 0.584, 16: 0.584, 32: 0.584, 64: 0.584, 128: 0.584, 256: 0.822, 384: 1.233, 512: 1.644, 768: 2.466, 1024: 3.288,
-    2048: 6.576,
+    1: 0.584, 8: 0.584, 16: 0.584, 32: 0.584, 64: 0.584, 128: 0.584, 256: 0.822, 384: 1.233, 512: 1.644,
+    768: 2.466, 1024: 3.288, 2048: 6.576,
 }  # fmt: skip
 PUBLISHED = [
     ("seed-4x8064", "atomic", 16, 64.00, 275.82),
@@ -76,7 +76,9 @@ def test_more_rows_never_take_less_time_and_stay_between_the_measured_neighbours
 
 def test_a_batch_beyond_the_table_goes_on_at_the_last_slope_and_warns_once_with_the_numbers() -> None:
     model = h200()
-    with pytest.warns(UserWarning, match="h200-analytic: 3072 rows is beyond the measured 2048; extrapolated"):
+    with pytest.warns(
+        UserWarning, match="h200-analytic: 3072 rows is beyond the measured 2048; extrapolated"
+    ):
         assert round(model.linear_ns(3072)) == round(1e6 * (7.851 + (7.851 - 3.997)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -93,7 +95,9 @@ def test_within_the_table_nothing_is_warned_of() -> None:
 def test_the_limit_of_the_linear_layers_is_the_published_row_of_the_table() -> None:
     roofline = Roofline(OURO_1_4B, device_facts("h200"))
     for rows, limit_ms in LIMIT_MS.items():
-        assert abs(roofline.linear_ns(rows) / 1e6 - limit_ms) < 0.001, rows  # the table was computed from 2.466 GB, rounded
+        assert abs(roofline.linear_ns(rows) / 1e6 - limit_ms) < 0.001, (
+            rows
+        )  # the table was computed from 2.466 GB, rounded
 
 
 def test_eight_decode_rows_over_1024_tokens_have_a_limit_of_0_97_ms() -> None:
@@ -116,7 +120,9 @@ def test_eight_decode_rows_over_1024_tokens_have_a_limit_of_0_97_ms() -> None:
     ],
     ids=lambda batch: f"{batch.stage}-{batch.rows}x{batch.loop_count}",
 )
-def test_no_prediction_is_below_its_physical_limit_and_the_breakdown_adds_up(device: str, batch: ExecutionBatch) -> None:
+def test_no_prediction_is_below_its_physical_limit_and_the_breakdown_adds_up(
+    device: str, batch: ExecutionBatch
+) -> None:
     prediction = load_device(device, OURO_1_4B).predict(batch)
     rounding_ns = len(COMPONENTS)
     assert prediction.device_ns >= prediction.limit_ns - rounding_ns
@@ -154,29 +160,47 @@ def test_the_seeds_published_figures_come_out_within_8_percent(
     raw = {
         "device": "a100-seed",
         "policy": policy,
-        "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "prefill_chunk_size": chunk, "inflight": 2},
+        "scheduler": {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 1024,
+            "prefill_chunk_size": chunk,
+            "inflight": 2,
+        },
         "workload": {"kind": "preset", "name": preset},
     }
     config = parse_config(raw, Path("."), "published")
     simulation = Simulation.prepare(config)
     ended: list[RequestRecord] = []
-    scheduler, log = simulation.scheduler(), RunLog(hand_on=ended.append)
-    SimBackend(Engine(scheduler, Arrivals(simulation.workload.requests), log), simulation.latency, simulation.workload.oracle).run()
-    summary = summarize(ended, log.totals, Peaks.of(scheduler), RunIdentity.from_config(config.resolved, "sim", 4))
+    scheduler, log = simulation.scheduler(), RunLog(on_ended=ended.append)
+    SimBackend(
+        Engine(scheduler, Arrivals(simulation.workload.requests), log),
+        simulation.latency,
+        simulation.workload.oracle,
+    ).run()
+    summary = summarize(
+        ended, log.totals, Peaks.of(scheduler), RunIdentity.from_config(config.resolved, "sim", 4)
+    )
     assert abs(summary["prompt_token_throughput"] / tokens_per_s - 1) <= 0.08
     if preset == "seed-4x8064" and rows is not None:
         assert round(summary["rows_per_recurrent_invocation"], 2) == rows
     elif rows is not None:
-        assert abs(summary["rows_per_recurrent_invocation"] / rows - 1) < 0.025  # the mixes are reconstructions
+        assert (
+            abs(summary["rows_per_recurrent_invocation"] / rows - 1) < 0.025
+        )  # the mixes are reconstructions
 
 
 def test_every_card_of_the_catalogue_has_a_roofline_at_which_batches_run_at_their_limit() -> None:
-    names = [line.split(":")[0] for line in CATALOGUE.read_text().splitlines() if line and line[0] not in "# "]
+    names = [
+        line.split(":")[0] for line in CATALOGUE.read_text().splitlines() if line and line[0] not in "# "
+    ]
     assert len(names) >= 12
     for name in names:
         prediction = load_device(f"roofline:{name}", OURO_1_4B).predict(DECODE)
         facts = device_facts(name)
-        exact_ns = 2_466_250_752 / facts.bandwidth_bytes_per_s * 1e9 + 8 * 1024 * 196_608 / facts.bandwidth_bytes_per_s * 1e9
+        exact_ns = (
+            2_466_250_752 / facts.bandwidth_bytes_per_s * 1e9
+            + 8 * 1024 * 196_608 / facts.bandwidth_bytes_per_s * 1e9
+        )
         assert prediction.device_ns == prediction.limit_ns
         if name != "cpu":
             assert abs(prediction.limit_ns - exact_ns) <= 2
@@ -187,10 +211,14 @@ def test_every_card_of_the_catalogue_has_a_roofline_at_which_batches_run_at_thei
     [
         (
             "h20",
-            "device: unknown device 'h20', expected one of h200, h200-analytic, a100-seed, roofline:<card>, MODEL.json; did you "
-            "mean 'h200'?",
+            "device: unknown device 'h20', expected one of h200, h200-analytic, a100-seed, roofline:<card>, "
+            "MODEL.json; did you mean 'h200'?",
         ),
-        ("tpu-v9", "device: unknown device 'tpu-v9', expected one of h200, h200-analytic, a100-seed, roofline:<card>"),
+        (
+            "tpu-v9",
+            "device: unknown device 'tpu-v9', expected one of h200, h200-analytic, a100-seed, "
+            "roofline:<card>",
+        ),
         ("roofline:h900", "device: unknown card 'h900', expected one of h200, h200-sxm"),
     ],
 )
@@ -208,8 +236,11 @@ def test_a_card_is_analytic_for_a_model_that_was_not_profiled_on_it_and_says_why
 
 
 def test_every_model_says_where_its_numbers_come_from() -> None:
-    told = {name: load_device(name, OURO_1_4B).provenance for name in ("h200", "h200-analytic", "a100-seed", "roofline:l4")}
-    assert "fitted on one NVIDIA H200" in told["h200"]
-    assert "analytic" in told["h200-analytic"] and "measured" in told["h200-analytic"]
-    assert "published" in told["a100-seed"]
-    assert "datasheet" in told["roofline:l4"] and "assumed" in told["roofline:l4"]
+    data = {
+        name: load_device(name, OURO_1_4B).provenance
+        for name in ("h200", "h200-analytic", "a100-seed", "roofline:l4")
+    }
+    assert "fitted on one NVIDIA H200" in data["h200"]
+    assert "analytic" in data["h200-analytic"] and "measured" in data["h200-analytic"]
+    assert "published" in data["a100-seed"]
+    assert "datasheet" in data["roofline:l4"] and "assumed" in data["roofline:l4"]

@@ -41,12 +41,19 @@ def run(sweep: Path, *overrides: str, keep_batches: bool = True) -> list[Cell]:
 
 def stamps(sweep: Path) -> dict[str, int]:
     """When each cell's summary was written."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in (sweep.parent / "out").rglob("summary.json")}
+    return {
+        path.parent.name: path.stat().st_mtime_ns for path in (sweep.parent / "out").rglob("summary.json")
+    }
 
 
 def test_every_combination_runs_once_in_a_directory_of_its_own(sweep: Path) -> None:
     cells = run(sweep)
-    assert [tuple(cell.axes.values()) for cell in cells] == [("atomic", 8), ("atomic", 16), ("wcpb", 8), ("wcpb", 16)]
+    assert [tuple(cell.axes.values()) for cell in cells] == [
+        ("atomic", 8),
+        ("atomic", 16),
+        ("wcpb", 8),
+        ("wcpb", 16),
+    ]
     assert len({cell.directory for cell in cells}) == 4
     for cell in cells:
         summary = json.loads((cell.directory / "summary.json").read_text())
@@ -57,7 +64,10 @@ def test_a_workload_is_named_by_what_tells_it_apart() -> None:
     synthetic = {"workload": {"kind": "synthetic"}}
     caches = [{"num_blocks": 640, "preemption": how} for how in ("recompute", "swap")]
     cells = [({"cache": cache, "seed": 1, "policy.name": "wcpb"}, synthetic) for cache in caches]
-    assert workload_labels(cells) == ["synthetic preemption=recompute seed=1", "synthetic preemption=swap seed=1"]
+    assert workload_labels(cells) == [
+        "synthetic preemption=recompute seed=1",
+        "synthetic preemption=swap seed=1",
+    ]
 
 
 def test_a_finished_cell_is_not_run_again(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +109,9 @@ def test_a_grid_that_grows_runs_only_what_is_new(sweep: Path) -> None:
 
 def test_comments_and_the_order_of_keys_make_no_new_cell(sweep: Path) -> None:
     first = [cell.directory for cell in load_cells(sweep, (), Path("out"))]
-    reordered = SWEEP.replace("max_num_seqs: 2, max_num_batched_tokens: 32", "max_num_batched_tokens: 32, max_num_seqs: 2")
+    reordered = SWEEP.replace(
+        "max_num_seqs: 2, max_num_batched_tokens: 32", "max_num_batched_tokens: 32, max_num_seqs: 2"
+    )
     assert reordered != SWEEP
     sweep.write_text("# the same\n" + reordered)
     assert [cell.directory for cell in load_cells(sweep, (), Path("out"))] == first
@@ -132,7 +144,10 @@ def test_batch_logs_can_be_deleted_once_they_are_summarised(sweep: Path) -> None
         (SWEEP.replace("[8, 16]", "8"), "grid.scheduler.prefill_chunk_size: 8, expected a list of values"),
         (SWEEP.replace("[8, 16]", "[]"), "grid.scheduler.prefill_chunk_size: [], expected a list of values"),
         (SWEEP.replace("[atomic, wcpb]", "[atomic, wcbp]"), "unknown policy 'wcbp'"),
-        (SWEEP.replace("[8, 16]", "[8, 64]"), "prefill_chunk_size: 64 is larger than the batch budget max_num_batched_tokens, 32"),
+        (
+            SWEEP.replace("[8, 16]", "[8, 64]"),
+            "prefill_chunk_size: 64 is larger than the batch budget max_num_batched_tokens, 32",
+        ),
         (SWEEP.replace("prefill_chunk_size: [", "prefil_chunk: ["), "unknown key 'scheduler.prefil_chunk'"),
         (SWEEP.replace("[8, 16]", "[8, 8]"), "are the same run, expected it once"),
     ],
@@ -145,22 +160,31 @@ def test_a_wrong_grid_is_one_sentence(sweep: Path, text: str, sentence: str) -> 
 
 
 def test_setting_a_part_of_an_axis_is_refused(sweep: Path) -> None:
-    sweep.write_text(SWEEP.replace("policy.name: [atomic, wcpb]", "policy: [{name: wcpb, mix_decode: false}, atomic]"))
-    with pytest.raises(InputError, match=r"--set policy.name=split: policy is an axis of .*; set policy itself"):
+    sweep.write_text(
+        SWEEP.replace("policy.name: [atomic, wcpb]", "policy: [{name: wcpb, mix_decode: false}, atomic]")
+    )
+    with pytest.raises(
+        InputError, match=r"--set policy.name=split: policy is an axis of .*; set policy itself"
+    ):
         load_cells(sweep, ["policy.name=split"], Path("out"))
 
 
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["cache.layout=shared", "policy.name=[wcpb, atomic]"], "policy wcpb cannot run with cache.layout shared"),
+        (
+            ["cache.layout=shared", "policy.name=[wcpb, atomic]"],
+            "policy wcpb cannot run with cache.layout shared",
+        ),
         (["cache.num_blocks=3"], "cache.num_blocks: 3 is less than one block in each of the 4 depth planes"),
         (["device=h20"], "device: unknown device 'h20'"),
         (["workload={kind: trace, path: nowhere.csv}"], "nowhere.csv"),
         (["workload.prompt_tokens=0"], "workload.prompt_tokens: 0, expected"),
     ],
 )
-def test_a_wrong_cell_is_found_before_the_first_one_runs(sweep: Path, overrides: list[str], sentence: str) -> None:
+def test_a_wrong_cell_is_found_before_the_first_one_runs(
+    sweep: Path, overrides: list[str], sentence: str
+) -> None:
     cells = load_cells(sweep, overrides, sweep.parent / "out")
     with pytest.raises(InputError) as caught:
         list(run_sweep(cells, 1, True))
@@ -168,9 +192,16 @@ def test_a_wrong_cell_is_found_before_the_first_one_runs(sweep: Path, overrides:
     assert not (sweep.parent / "out").exists()
 
 
-def test_the_command_writes_a_tidy_table_of_all_cells_and_prints_it(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_tidy_table_of_all_cells_and_prints_it(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = sweep.parent / "out"
-    assert main(["sweep", str(sweep), "--jobs", "1", "--set", "scheduler.prefill_chunk_size=8", "--out", str(out)]) == 0
+    assert (
+        main(
+            ["sweep", str(sweep), "--jobs", "1", "--set", "scheduler.prefill_chunk_size=8", "--out", str(out)]
+        )
+        == 0
+    )
     with open(out / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["axis.policy.name"], row["status"], row["num_finished"]) for row in rows] == [
@@ -182,7 +213,9 @@ def test_the_command_writes_a_tidy_table_of_all_cells_and_prints_it(sweep: Path,
     assert list((out / "plots").glob("*.png"))
 
 
-def test_ctrl_c_in_one_cell_ends_the_sweep_and_not_only_that_cell(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_one_cell_ends_the_sweep_and_not_only_that_cell(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = []
 
     def interrupted(config: object, out: Path, **options: object) -> tuple[Path, dict[str, str]]:
@@ -195,6 +228,8 @@ def test_ctrl_c_in_one_cell_ends_the_sweep_and_not_only_that_cell(sweep: Path, m
 
 
 @pytest.mark.parametrize("jobs", ["0", "-2"])
-def test_a_wrong_number_of_processes_is_one_line_and_status_2(sweep: Path, capsys: pytest.CaptureFixture[str], jobs: str) -> None:
+def test_a_wrong_number_of_processes_is_one_line_and_status_2(
+    sweep: Path, capsys: pytest.CaptureFixture[str], jobs: str
+) -> None:
     assert main(["sweep", str(sweep), "--jobs", jobs, "--out", str(sweep.parent / "out")]) == 2
     assert capsys.readouterr().err == f"sim: --jobs: {jobs}, expected -1 or a number of processes\n"

@@ -8,11 +8,11 @@ import pytest
 from log_checker import Rules, check_log
 from toy_backend import requests_text
 
-from policies.config import parse_config
-from policies.core.arrivals import Arrivals
-from policies.core.engine import Engine
-from policies.core.request import Status
-from policies.core.runlog import RequestRecord, RunLog
+from policies.config.runconfig import parse_config
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RequestRecord, RunLog
+from policies.core.seam.request import Status
 from policies.registry import POLICIES
 from sim.backend import SimBackend
 from sim.run import Simulation
@@ -60,6 +60,9 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
         num_groups=scheduler.blocks.num_groups,
         block_size=scheduler.blocks.block_size,
         max_context_tokens=scheduler.max_context_tokens,
-        outputs={request.request_id: workload.oracle.output_tokens(request.request_id) for request in workload.requests},
+        outputs={
+            request.request_id: workload.oracle.output_tokens(request.request_id)
+            for request in workload.requests
+        },
     )
     check_log(batches.getvalue(), requests_text(ended), rules)

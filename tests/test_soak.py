@@ -1,4 +1,5 @@
-"""A long bad day, shortened: whatever the scheduler holds is of requests that are there, so more requests leave no more behind.
+"""A long bad day, shortened: whatever the scheduler holds is of requests that are there, so more requests
+leave no more behind.
 
 The whole of it, 100,000 requests of a recorded trace, is `sim/configs/soak.yaml`.
 """
@@ -8,25 +9,32 @@ import tracemalloc
 from collections import Counter
 from pathlib import Path
 
-from policies.config import parse_config
-from policies.core.arrivals import Arrivals
-from policies.core.engine import Engine
-from policies.core.runlog import RequestRecord, RunLog
+from policies.config.runconfig import parse_config
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RequestRecord, RunLog
 from sim.backend import SimBackend
 from sim.run import Simulation
 
-CORE = [tracemalloc.Filter(True, "*/policies/core/*"), tracemalloc.Filter(False, "*/policies/core/runlog.py")]
-"""All of the core but the log, which keeps ids of requests and counts of host times; its records are counted."""
+CORE = [
+    tracemalloc.Filter(True, "*/policies/core/*"),
+    tracemalloc.Filter(False, "*/policies/core/engine/runlog.py"),
+]
+"""All of the core but the log, which keeps ids of requests and counts of host times; its records are
+counted."""
 
 
 def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
     """What the core's code has allocated and not freed when a run has ended, and how its requests ended."""
     raw = {
         "policy": "wcpb", "device": "roofline:h200",
-        "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 512, "prefill_chunk_size": 128, "admission": "priority"},
-        "cache": {"num_blocks": 400, "allocation": "incremental", "preemption": "swap", "prefix_caching": True},
+        "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 512, "prefill_chunk_size": 128,
+        "admission": "priority"},
+        "cache": {"num_blocks": 400, "allocation": "incremental", "preemption": "swap",
+        "prefix_caching": True},
         "workload": {
-            "kind": "synthetic", "num_requests": num_requests, "prompt_tokens": [300, 90, 700, 40], "output_tokens": [9, 20, 4],
+            "kind": "synthetic", "num_requests": num_requests, "prompt_tokens": [300, 90, 700, 40],
+            "output_tokens": [9, 20, 4],
             "arrival": {"process": "poisson", "rate": 90},
             "patience_ms": {"distribution": "lognormal", "median": 400, "sigma": 1.2},
             "shared_prefix": {"groups": 30, "tokens": 64},
@@ -45,8 +53,10 @@ def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
     try:
         scheduler = simulation.scheduler()
         workload = simulation.workload
-        log = RunLog(hand_on=note)
-        engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns)
+        log = RunLog(on_ended=note)
+        engine = Engine(
+            scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns
+        )
         SimBackend(engine, simulation.latency, workload.oracle).run()
         gc.collect()
         held = tracemalloc.take_snapshot().filter_traces(CORE)

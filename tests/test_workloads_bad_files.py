@@ -1,4 +1,5 @@
-"""Files that cannot be used: one sentence each, naming file, physical line, column, value and what was expected."""
+"""Files that cannot be used: one sentence each, naming file, physical line, column, value and what was
+expected."""
 
 import gzip
 from pathlib import Path
@@ -32,9 +33,15 @@ BAD_FILES = {
     ),
     "fractional tokens": (HEAD + "0,374,4.5\n", "line 2: GeneratedTokens: '4.5', expected a whole number"),
     "NaN tokens": (HEAD + "0,nan,4\n", "line 2: ContextTokens: 'nan', expected a whole number"),
-    "huge tokens": (HEAD + "0,99999999999,4\n", "line 2: ContextTokens: '99999999999', expected a whole number"),
+    "huge tokens": (
+        HEAD + "0,99999999999,4\n",
+        "line 2: ContextTokens: '99999999999', expected a whole number",
+    ),
     "text tokens": (HEAD + "0,many,4\n", "line 2: ContextTokens: 'many', expected a whole number"),
-    "missing cell": (HEAD + FIRST + "2023-11-16 18:15:47,5\n", "line 3: GeneratedTokens: missing, expected a whole number"),
+    "missing cell": (
+        HEAD + FIRST + "2023-11-16 18:15:47,5\n",
+        "line 3: GeneratedTokens: missing, expected a whole number",
+    ),
     "empty cell": (HEAD + "0,,4\n", "line 2: ContextTokens: missing, expected"),
     "missing arrival": (HEAD + FIRST + ",5,4\n", "line 3: TIMESTAMP: missing, expected an arrival time"),
     "NaN arrival": (
@@ -43,7 +50,10 @@ BAD_FILES = {
     ),
     "NaN arrival first": (HEAD + "NaN,5,4\n", "line 2: TIMESTAMP: 'NaN', expected a finite number"),
     "negative arrival": (HEAD + "0,5,4\n-1,5,4\n", "line 3: TIMESTAMP: '-1', expected a finite number"),
-    "number among dates": (HEAD + FIRST + "12,5,4\n", "line 3: TIMESTAMP: '12', expected a date and time like"),
+    "number among dates": (
+        HEAD + FIRST + "12,5,4\n",
+        "line 3: TIMESTAMP: '12', expected a date and time like",
+    ),
     "date among numbers": (
         HEAD + "0,5,4\n" + FIRST,
         "line 3: TIMESTAMP: '2023-11-16 18:15:46.6805900', expected a number of seconds",
@@ -54,7 +64,8 @@ BAD_FILES = {
     ),
     "unknown columns": (
         "a,b,c\n1,2,3\n",
-        "line 1: unknown columns 'a,b,c', expected one of azure (TIMESTAMP,ContextTokens,GeneratedTokens); moon",
+        "line 1: unknown columns 'a,b,c', expected one of azure (TIMESTAMP,ContextTokens,GeneratedTokens); "
+        "moon",
     ),
     "two formats": (
         "arrival_s,prompt_tokens,output_tokens,ContextTokens,GeneratedTokens\n0,1,1,1,1\n",
@@ -74,7 +85,10 @@ BAD_FILES = {
     "binary": (bytes(range(256)) * 20, "is binary, expected CSV or JSON lines in UTF-8"),
     "random bytes": (b"\xff\xfe\x80\x99" * 100, "is binary, expected CSV or JSON lines in UTF-8"),
     "utf-16": (HEAD.encode("utf-16"), "is binary, expected CSV or JSON lines in UTF-8"),
-    "a damaged cell": (HEAD.encode() + b"0,3\xff4,4\n", "line 2: ContextTokens: '3\\udcff4', expected a whole number"),
+    "a damaged cell": (
+        HEAD.encode() + b"0,3\xff4,4\n",
+        "line 2: ContextTokens: '3\\udcff4', expected a whole number",
+    ),
     "an unclosed quote": (HEAD + '0,"5,4\n1,5,4\n', "line 2: not valid CSV (unexpected end of data)"),
     "truncated gzip": (gzip.compress((HEAD + FIRST * 5).encode())[:-12], "damaged gzip data"),
     "truncated JSON": (MOONCAKE + MOONCAKE[:-40], "line 2: not valid JSON ("),
@@ -138,14 +152,20 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
 
 def test_a_format_that_was_named_must_fit(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + FIRST)
-    with pytest.raises(InputError, match=r"are not burstgpt, expected burstgpt \(Timestamp,Request tokens,Response tokens\)"):
+    with pytest.raises(
+        InputError, match=r"are not burstgpt, expected burstgpt \(Timestamp,Request tokens,Response tokens\)"
+    ):
         load(path, format="burstgpt")
-    with pytest.raises(InputError, match=r"workload.start_s: 5.0, expected none: it belongs to ServeGen traces"):
+    with pytest.raises(
+        InputError, match=r"workload.start_s: 5.0, expected none: it belongs to ServeGen traces"
+    ):
         load(path, start_s=5)
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_a_workload_or_one_sentence(tmp_path_factory: pytest.TempPathFactory, tail: bytes) -> None:
+def test_any_bytes_are_a_workload_or_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, tail: bytes
+) -> None:
     path = write(tmp_path_factory.mktemp("fuzz"), b"arrival_s,prompt_tokens,output_tokens\n0,1,1\n" + tail)
     try:
         assert load(path).requests[0].arrival_ns == 0

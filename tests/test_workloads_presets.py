@@ -1,16 +1,17 @@
-"""The shipped presets: their exact shapes, and that the reconstructed mixes schedule as the seed published."""
+"""The shipped presets: their exact shapes, and that the reconstructed mixes schedule as the seed
+published."""
 
 from collections import Counter, deque
 
 import pytest
 
-from policies.core.arrivals import Arrivals
-from policies.core.engine import Engine
-from policies.core.events import Command, Completion, Event, Submit, Tick
-from policies.core.model import OURO_1_4B
-from policies.core.runlog import RunLog
-from policies.core.scheduler import Scheduler
-from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import RunLog
+from policies.core.engine.scheduler import Scheduler
+from policies.core.models.shape import OURO_1_4B
+from policies.core.seam.events import Command, Completion, Event, Submit, Tick
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
 from workloads.presets import preset_names, read_preset
 from workloads.spec import PresetSpec, parse_workload
@@ -26,7 +27,11 @@ def prompt_counts(workload: Workload) -> Counter[int]:
 
 
 def test_every_preset_of_the_contract_ships_and_loads() -> None:
-    serving = {f"seed-{profile}-{lengths}" for profile in ("serial", "concurrent", "arrival") for lengths in ("fixed", "variable")}
+    serving = {
+        f"seed-{profile}-{lengths}"
+        for profile in ("serial", "concurrent", "arrival")
+        for lengths in ("fixed", "variable")
+    }
     assert set(preset_names()) == {"seed-4x8064", "seed-32-mixed", "seed-128-mixed", "chat", *serving}
     for name in preset_names():
         assert len(preset(name).requests) == read_preset(name)["workload"]["num_requests"]
@@ -44,7 +49,9 @@ def test_every_preset_of_the_contract_ships_and_loads() -> None:
 def test_prompt_mixes_arrive_together_and_ask_for_one_token(name: str, prompts: dict[int, int]) -> None:
     workload = preset(name)
     assert prompt_counts(workload) == prompts
-    assert {(r.arrival_ns, r.max_tokens, workload.oracle.output_tokens(r.request_id)) for r in workload.requests} == {(0, 1, 1)}
+    assert {
+        (r.arrival_ns, r.max_tokens, workload.oracle.output_tokens(r.request_id)) for r in workload.requests
+    } == {(0, 1, 1)}
     assert workload.concurrency is None
     assert any("reconstruction" in note for note in workload.notes) == ("mixed" in name)
 
@@ -63,23 +70,33 @@ def test_serving_profiles(profile: str, concurrency: int) -> None:
 
 
 def test_keys_given_with_a_preset_replace_its_own() -> None:
-    slow, fast = preset("chat", num_requests=20, rate=1.0), preset("chat", num_requests=20, rate=2.0, concurrency=3)
+    slow, fast = (
+        preset("chat", num_requests=20, rate=1.0),
+        preset("chat", num_requests=20, rate=2.0, concurrency=3),
+    )
     assert [r.prompt_tokens for r in slow.requests] == [r.prompt_tokens for r in fast.requests]
     assert fast.requests[-1].arrival_ns == pytest.approx(slow.requests[-1].arrival_ns / 2, abs=1)
     assert (slow.concurrency, fast.concurrency) == (None, 3)
     assert "preset chat with its own num_requests, rate, concurrency replaced" in fast.notes
     assert prompt_counts(preset("seed-4x8064", prompt_tokens=16, num_requests=2)) == {16: 2}
-    assert preset("seed-4x8064", arrival={"process": "constant", "rate": 1}).requests[3].arrival_ns == 3 * 10**9
+    assert (
+        preset("seed-4x8064", arrival={"process": "constant", "rate": 1}).requests[3].arrival_ns == 3 * 10**9
+    )
     assert preset("seed-4x8064", max_context=8192).max_context == 8192
     assert load_workload(PresetSpec(name="seed-4x8064"), 0).requests == preset("seed-4x8064").requests
 
 
 def rows_per_invocation(workload: Workload, policy: str, chunk_tokens: int) -> float:
-    """Rows per recurrent invocation under the default scheduler, on a device as slow as the seed's (25 ms + 0.3 ms per row)."""
-    settings = SchedulerSettings(max_num_seqs=8, max_num_batched_tokens=1024, prefill_chunk_size=chunk_tokens, inflight=2)
+    """Rows per recurrent invocation under the default scheduler, on a device as slow as the seed's (25 ms +
+    0.3 ms per row)."""
+    settings = SchedulerSettings(
+        max_num_seqs=8, max_num_batched_tokens=1024, prefill_chunk_size=chunk_tokens, inflight=2
+    )
     log = RunLog()
     engine = Engine(
-        Scheduler(POLICIES[policy](), OURO_1_4B, settings, CacheSettings(num_blocks=10**6)), Arrivals(workload.requests), log
+        Scheduler(POLICIES[policy](), OURO_1_4B, settings, CacheSettings(num_blocks=10**6)),
+        Arrivals(workload.requests),
+        log,
     )
     loop = engine.run()
     on_device: deque[Completion] = deque()
@@ -113,15 +130,22 @@ def rows_per_invocation(workload: Workload, policy: str, chunk_tokens: int) -> f
         ("seed-32-mixed", "wcpb", 16, 238.60),
     ],
 )
-def test_long_mixes_schedule_exactly_as_published(name: str, policy: str, chunk_tokens: int, published_rows: float) -> None:
+def test_long_mixes_schedule_exactly_as_published(
+    name: str, policy: str, chunk_tokens: int, published_rows: float
+) -> None:
     assert rows_per_invocation(preset(name), policy, chunk_tokens) == pytest.approx(published_rows, abs=0.005)
 
 
 @pytest.mark.parametrize(
-    ("policy", "chunk_tokens", "published_rows"), [("atomic", 16, 97.57), ("atomic", 128, 451.39), ("wcpb", 16, 361.96)]
+    ("policy", "chunk_tokens", "published_rows"),
+    [("atomic", 16, 97.57), ("atomic", 128, 451.39), ("wcpb", 16, 361.96)],
 )
-def test_the_reconstructed_128_mix_comes_within_3_percent(policy: str, chunk_tokens: int, published_rows: float) -> None:
-    assert rows_per_invocation(preset("seed-128-mixed"), policy, chunk_tokens) == pytest.approx(published_rows, rel=0.03)
+def test_the_reconstructed_128_mix_comes_within_3_percent(
+    policy: str, chunk_tokens: int, published_rows: float
+) -> None:
+    assert rows_per_invocation(preset("seed-128-mixed"), policy, chunk_tokens) == pytest.approx(
+        published_rows, rel=0.03
+    )
 
 
 def test_the_seed_s_row_costs_are_linear_in_mean_context() -> None:

@@ -1,4 +1,5 @@
-"""Traces of every format, as they come: columns in any order, times in any spelling, however the file is stored."""
+"""Traces of every format, as they come: columns in any order, times in any spelling, however the file is
+stored."""
 
 import gzip
 import tracemalloc
@@ -29,12 +30,18 @@ def write(folder: Path, text: str | bytes, name: str = "t.csv") -> Path:
 def shape(workload: Workload) -> list[tuple[int, int, int, int, int]]:
     """(id, arrival_ns, prompt, max_tokens, true output) in workload order."""
     output = workload.oracle.output_tokens
-    return [(r.request_id, r.arrival_ns, r.prompt_tokens, r.max_tokens, output(r.request_id)) for r in workload.requests]
+    return [
+        (r.request_id, r.arrival_ns, r.prompt_tokens, r.max_tokens, output(r.request_id))
+        for r in workload.requests
+    ]
 
 
 TWO_REQUESTS = [(0, 0, 374, 44, 44), (1, 1_500_000_000, 396, 109, 109)]
 SAME_IN_EVERY_FORMAT = {
-    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.1805900,396,109\n",
+    "azure": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 "
+        "18:15:48.1805900,396,109\n"
+    ),
     "azure relative": "TIMESTAMP,ContextTokens,GeneratedTokens\n0,374,44\n1.5,396,109\n",
     "burstgpt": (
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -48,7 +55,8 @@ SAME_IN_EVERY_FORMAT = {
     "plain s": "arrival_s,prompt_tokens,output_tokens\n0,374,44\n1.5,396,109\n",
     "plain ms": "arrival_ms,prompt_tokens,output_tokens\n0,374,44\n1500,396,109\n",
     "plain ns": "arrival_ns,prompt_tokens,output_tokens\n7,374,44\n1500000007,396,109\n",
-    "plain iso": "arrival,prompt_tokens,output_tokens\n2024-05-12T00:00:10Z,374,44\n2024-05-12T00:00:11.5Z,396,109\n",
+    "plain iso": "arrival,prompt_tokens,output_tokens\n2024-05-12T00:00:10Z,374,44\n"
+    "2024-05-12T00:00:11.5Z,396,109\n",
     "mooncake": (
         '{"timestamp": 0, "input_length": 374, "output_length": 44, "hash_ids": [0]}\n'
         '{"timestamp": 1500, "input_length": 396, "output_length": 109, "hash_ids": [0]}\n'
@@ -88,10 +96,16 @@ def test_how_a_file_is_stored_changes_nothing(tmp_path: Path, name: str, dress) 
     st.permutations(["TIMESTAMP", "ContextTokens", "GeneratedTokens", "extra", "another"]),
     st.sampled_from([str, str.upper, str.lower]),
 )
-def test_columns_come_in_any_order_case_and_company(tmp_path_factory: pytest.TempPathFactory, order: list[str], case) -> None:  # type: ignore[no-untyped-def]
+def test_columns_come_in_any_order_case_and_company(
+    tmp_path_factory: pytest.TempPathFactory, order: list[str], case
+) -> None:  # type: ignore[no-untyped-def]
     rows = [("2023-11-16 18:15:46.68059", "374", "44"), ("2023-11-16 18:15:48.18059", "396", "109")]
     cells = [
-        {**dict(zip(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), row, strict=True)), "extra": "x", "another": "-1"}
+        {
+            **dict(zip(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), row, strict=True)),
+            "extra": "x",
+            "another": "-1",
+        }
         for row in rows
     ]
     text = (
@@ -128,7 +142,15 @@ def test_iso_times_of_every_variety_are_exact(text: str, after_18_15_46: int) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["2023-02-30 00:00:00", "2023-11-16 24:00:00", "2023-11-16 18:15:61", "2023-11-16", "18:15:46", "yesterday"]
+    "text",
+    [
+        "2023-02-30 00:00:00",
+        "2023-11-16 24:00:00",
+        "2023-11-16 18:15:61",
+        "2023-11-16",
+        "18:15:46",
+        "yesterday",
+    ],
 )
 def test_dates_that_do_not_exist_are_refused(text: str) -> None:
     with pytest.raises(TimestampError, match="expected"):
@@ -170,19 +192,25 @@ def test_epoch_times_keep_nanoseconds_and_are_rebased(tmp_path: Path) -> None:
 
 
 def test_an_explicit_unit_wins_and_a_guessed_one_is_told(tmp_path: Path) -> None:
-    path = write(tmp_path, "Timestamp,Request tokens,Response tokens\n1700158546000,10,2\n1700158547000,11,3\n")
+    path = write(
+        tmp_path, "Timestamp,Request tokens,Response tokens\n1700158546000,10,2\n1700158547000,11,3\n"
+    )
     assert load(path).requests[1].arrival_ns == SECOND
     assert load(path).notes == ("Timestamp was read as milliseconds",)
     path = write(tmp_path, "Timestamp,Request tokens,Response tokens\n5000,10,2\n6000,11,3\n")
     assert load(path).requests[1].arrival_ns == 1000 * SECOND
     assert load(path, timestamp_unit="ms").requests[1].arrival_ns == SECOND
     assert load(path, timestamp_unit="ms").notes == ()
-    with pytest.raises(InputError, match=r"timestamp_unit: 's', expected auto: column arrival_ms says its unit"):
+    with pytest.raises(
+        InputError, match=r"timestamp_unit: 's', expected auto: column arrival_ms says its unit"
+    ):
         load(write(tmp_path, SAME_IN_EVERY_FORMAT["plain ms"]), timestamp_unit="s")
 
 
 def test_rows_out_of_order_are_sorted_stably_and_said_so(tmp_path: Path) -> None:
-    workload = load(write(tmp_path, "arrival_s,prompt_tokens,output_tokens\n5,50,1\n3,30,1\n5,51,1\n3,31,1\n9,90,1\n"))
+    workload = load(
+        write(tmp_path, "arrival_s,prompt_tokens,output_tokens\n5,50,1\n3,30,1\n5,51,1\n3,31,1\n9,90,1\n")
+    )
     assert [(r.request_id, r.arrival_ns // SECOND, r.prompt_tokens) for r in workload.requests] == [
         (1, 0, 30), (3, 0, 31), (0, 2, 50), (2, 2, 51), (4, 6, 90),
     ]  # fmt: skip
@@ -230,7 +258,10 @@ def test_time_scale_stretches_exactly(tmp_path: Path) -> None:
 
 
 def test_what_the_client_asks_for_cuts_true_outputs(tmp_path: Path) -> None:
-    path = write(tmp_path, "arrival_s,prompt_tokens,output_tokens,max_tokens,priority\n0,8,100,,\n1,8,10,40,-3\n2,8,50,40,7\n")
+    path = write(
+        tmp_path,
+        "arrival_s,prompt_tokens,output_tokens,max_tokens,priority\n0,8,100,,\n1,8,10,40,-3\n2,8,50,40,7\n",
+    )
     assert [(r.max_tokens, r.priority) for r in load(path).requests] == [(100, 0), (40, -3), (40, 7)]
     workload = load(path, max_tokens=64, max_context=128)
     assert [row[3:] for row in shape(workload)] == [(64, 64), (40, 10), (40, 40)]
@@ -248,12 +279,17 @@ def test_prefix_blocks_follow_their_request_through_sorting_and_skipping(tmp_pat
     assert {request.request_id: request.content_ids for request in requests} == {0: (0, 7), 1: ()}
 
 
-LENGTHS_ONLY = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.85\n1,2048,2049,0.0004\n"
+LENGTHS_ONLY = (
+    "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.85\n1,2048,2049,0.0004\n"
+)
 
 
 def test_lengths_without_arrivals_need_a_process(tmp_path: Path) -> None:
     path = write(tmp_path, LENGTHS_ONLY)
-    with pytest.raises(InputError, match=r"has lengths and no arrival times, expected a column arrived_at or an arrival process"):
+    with pytest.raises(
+        InputError,
+        match=r"has lengths and no arrival times, expected a column arrived_at or an arrival process",
+    ):
         load(path)
     workload = load(path, arrival={"process": "constant", "rate": 4, "concurrency": 3})
     assert shape(workload) == [(0, 0, 3772, 54, 54), (1, SECOND // 4, 1, 2048, 2048)]

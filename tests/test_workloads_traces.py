@@ -21,7 +21,8 @@ def load(path: str, folder: Path = TRACES, seed: int = 0, **keys: Any) -> Worklo
 
 
 def summary(workload: Workload) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """Requests, span in ns, and min / median / p95 / max of prompts and outputs by nearest rank, as the traces' README has them."""
+    """Requests, span in ns, and min / median / p95 / max of prompts and outputs by nearest rank, as the
+    traces' README has them."""
     columns = (
         sorted(request.prompt_tokens for request in workload.requests),
         sorted(workload.oracle.output_tokens(request.request_id) for request in workload.requests),
@@ -36,10 +37,22 @@ def summary(workload: Workload) -> tuple[int, int, tuple[int, ...], tuple[int, .
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("AzureLLMInferenceTrace_code.csv", (8819, 3_435_948_056_000, (3, 1469, 7302, 7437), (6, 13, 90, 1899))),
-        ("AzureLLMInferenceTrace_conv.csv", (19366, 3_501_721_937_000, (2, 1020, 4083, 14050), (7, 129, 451, 1000))),
-        ("mooncake_conversation_trace.jsonl", (12031, 3_536_999_000_000, (891, 6909, 39552, 126195), (1, 350, 698, 2000))),
-        ("mooncake_synthetic_trace.jsonl", (3993, 1_022_025_000_000, (13, 11587, 48835, 191378), (1, 69, 519, 893))),
+        (
+            "AzureLLMInferenceTrace_code.csv",
+            (8819, 3_435_948_056_000, (3, 1469, 7302, 7437), (6, 13, 90, 1899)),
+        ),
+        (
+            "AzureLLMInferenceTrace_conv.csv",
+            (19366, 3_501_721_937_000, (2, 1020, 4083, 14050), (7, 129, 451, 1000)),
+        ),
+        (
+            "mooncake_conversation_trace.jsonl",
+            (12031, 3_536_999_000_000, (891, 6909, 39552, 126195), (1, 350, 698, 2000)),
+        ),
+        (
+            "mooncake_synthetic_trace.jsonl",
+            (3993, 1_022_025_000_000, (13, 11587, 48835, 191378), (1, 69, 519, 893)),
+        ),
     ],
 )
 def test_recorded_traces_have_their_published_counts(path: str, expected: Any) -> None:
@@ -47,7 +60,10 @@ def test_recorded_traces_have_their_published_counts(path: str, expected: Any) -
     assert summary(workload) == expected
     assert (workload.skipped_rows, workload.notes, workload.concurrency) == (0, (), None)
     assert workload.requests[0].arrival_ns == 0
-    assert all(request.max_tokens == workload.oracle.output_tokens(request.request_id) for request in workload.requests)
+    assert all(
+        request.max_tokens == workload.oracle.output_tokens(request.request_id)
+        for request in workload.requests
+    )
 
 
 @needs_traces
@@ -61,7 +77,9 @@ def test_mooncake_keeps_a_block_id_for_every_512_tokens() -> None:
     workload = load("mooncake_conversation_trace.jsonl")
     blocks = {request.request_id: request.content_ids for request in workload.requests}
     assert len(blocks) == 12031 and {request.content_tokens for request in workload.requests} == {512}
-    assert all(len(blocks[request.request_id]) == -(-request.prompt_tokens // 512) for request in workload.requests)
+    assert all(
+        len(blocks[request.request_id]) == -(-request.prompt_tokens // 512) for request in workload.requests
+    )
     assert sum(len(ids) for ids in blocks.values()) == 288_500
     assert all(ids[0] == 0 for ids in blocks.values())
     assert len({request.arrival_ns for request in workload.requests}) == 1180
@@ -92,7 +110,9 @@ def test_servegen_windows_hold_rate_times_600_requests() -> None:
 def test_a_servegen_window_is_the_same_wherever_drawing_starts() -> None:
     whole, part = load(REASONING, duration_s=2400), load(REASONING, start_s=600, duration_s=1200)
     tail = [request for request in whole.requests if request.request_id >= round(2.533333333 * 600)]
-    assert [request.prompt_tokens for request in part.requests] == [request.prompt_tokens for request in tail][: len(part.requests)]
+    assert [request.prompt_tokens for request in part.requests] == [
+        request.prompt_tokens for request in tail
+    ][: len(part.requests)]
     assert load(REASONING, limit=500).requests == whole.requests[:500]
     assert load(REASONING, seed=1, limit=500).requests != whole.requests[:500]
 
@@ -105,14 +125,22 @@ def test_servegen_needs_a_bound_when_there_is_no_end_in_sight() -> None:
         load(SMALL, start_s=1e8)
 
 
-def servegen(folder: Path, rows: str, histogram: str = "{50: 0.25, 51: 0.75}", other: str = "{7: 1.0}") -> None:
+def servegen(
+    folder: Path, rows: str, histogram: str = "{50: 0.25, 51: 0.75}", other: str = "{7: 1.0}"
+) -> None:
     (folder / "c-trace.csv").write_text(rows, newline="")
-    data = {"0": {"input_tokens": histogram, "output_tokens": other}, "21600": {"input_tokens": "{}", "output_tokens": "{}"}}
+    data = {
+        "0": {"input_tokens": histogram, "output_tokens": other},
+        "21600": {"input_tokens": "{}", "output_tokens": "{}"},
+    }
     (folder / "c-dataset.json").write_text(json.dumps(data))
 
 
 def test_servegen_rescales_fits_that_disagree_with_the_rate(tmp_path: Path) -> None:
-    servegen(tmp_path, "0,0.5,132.7,Gamma,0.0000568,9000\r\n600,0,,,,\r\n1200,0.1,1,Weibull,1,913\r\n21600,0.1,1,Gamma,,2\r\n")
+    servegen(
+        tmp_path,
+        "0,0.5,132.7,Gamma,0.0000568,9000\r\n600,0,,,,\r\n1200,0.1,1,Weibull,1,913\r\n21600,0.1,1,Gamma,,2\r\n",
+    )
     workload = load("c-trace.csv", tmp_path)
     assert len(workload.requests) == 300 + 60 + 60
     times = [request.arrival_ns for request in workload.requests]
@@ -123,25 +151,43 @@ def test_servegen_rescales_fits_that_disagree_with_the_rate(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("rows", "histogram", "sentence"),
     [
-        ("0,1,1,Gamma,1,1\n600,x,1,Gamma,1,1\n", "{1: 1}", "c-trace.csv: line 2: rate: 'x', expected a number from 0 to 1e+06"),
+        (
+            "0,1,1,Gamma,1,1\n600,x,1,Gamma,1,1\n",
+            "{1: 1}",
+            "c-trace.csv: line 2: rate: 'x', expected a number from 0 to 1e+06",
+        ),
         ("0,1,1,Gamma,1,1\n600,-1,1,Gamma,1,1\n", "{1: 1}", "line 2: rate: '-1', expected"),
         ("0,1,1,Gamma,1,1\n600,nan,1,Gamma,1,1\n", "{1: 1}", "line 2: rate: 'nan', expected"),
-        ("0,1,1,Gamma,1,1\n0,1,1,Gamma,1,1\n", "{1: 1}", "line 2: window start: 0, expected more than 0, the one before"),
-        ("0,1,1,Gamma,1,1\n600,1,1,Pareto,1,1\n", "{1: 1}", "line 2: family: 'Pareto', expected Gamma or Weibull"),
+        (
+            "0,1,1,Gamma,1,1\n0,1,1,Gamma,1,1\n",
+            "{1: 1}",
+            "line 2: window start: 0, expected more than 0, the one before",
+        ),
+        (
+            "0,1,1,Gamma,1,1\n600,1,1,Pareto,1,1\n",
+            "{1: 1}",
+            "line 2: family: 'Pareto', expected Gamma or Weibull",
+        ),
         ("0,1,1,Weibull,-1,1\n", "{1: 1}", "line 1: shape: '-1', expected a number above 0"),
         (
             "0,1,1,Gamma,1,1\n",
             "__import__('os').abort()",
             "c-dataset.json: window 0: input_tokens: \"__import__('os').abort()\", expected text like",
         ),
-        ("0,1,1,Gamma,1,1\n", "{50: 0.5, exit(): 0.5}", "input_tokens: 'exit(): 0.5', expected 'tokens: probability'"),
+        (
+            "0,1,1,Gamma,1,1\n",
+            "{50: 0.5, exit(): 0.5}",
+            "input_tokens: 'exit(): 0.5', expected 'tokens: probability'",
+        ),
         ("0,1,1,Gamma,1,1\n", "{50: nan}", "input_tokens: '50: nan', expected 'tokens: probability'"),
         ("0,1,1,Gamma,1,1\n", "{-5: 1.0}", "input_tokens: '-5: 1.0', expected 'tokens: probability'"),
         ("0,1,1,Gamma,1,1\n", "{50: 0}", "input_tokens: probabilities add up to 0"),
         ("0,1,1,Gamma,1,1\n", "{}", "no window has both lengths"),
     ],
 )
-def test_bad_servegen_files_are_one_sentence(tmp_path: Path, rows: str, histogram: str, sentence: str) -> None:
+def test_bad_servegen_files_are_one_sentence(
+    tmp_path: Path, rows: str, histogram: str, sentence: str
+) -> None:
     servegen(tmp_path, rows, histogram)
     with pytest.raises(InputError) as caught:
         load("c-trace.csv", tmp_path)

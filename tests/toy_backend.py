@@ -1,4 +1,5 @@
-"""A small deterministic world for tests: one FIFO device with given durations, driven in plain Python. No SimPy, no clock."""
+"""A small deterministic world for tests: one FIFO device with given durations, driven in plain Python. No
+SimPy, no clock."""
 
 import csv
 import io
@@ -6,18 +7,18 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from policies.core.arrivals import Arrivals
-from policies.core.batch import ExecutionBatch, Stage
-from policies.core.engine import Engine
-from policies.core.events import Command, Completion, Event, Submit, Tick
-from policies.core.exits import ExitSettings
-from policies.core.model import OURO_TINY, ModelShape
-from policies.core.oracle import early_exits
-from policies.core.policy import Policy
-from policies.core.request import Request
-from policies.core.runlog import REQUEST_COLUMNS, RequestRecord, RunLog
-from policies.core.scheduler import Scheduler
-from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.engine.arrivals import Arrivals
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import REQUEST_COLUMNS, RequestRecord, RunLog
+from policies.core.engine.scheduler import Scheduler
+from policies.core.models.shape import OURO_TINY, ModelShape
+from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.events import Command, Completion, Event, Submit, Tick
+from policies.core.seam.exits import ExitSettings
+from policies.core.seam.oracle import early_exits
+from policies.core.seam.policy import Policy
+from policies.core.seam.request import Request
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from results.requestlog import request_row
 
 Duration = Callable[[ExecutionBatch], int]
@@ -30,10 +31,12 @@ def model_with(num_loops: int = 4, max_context_tokens: int = 65536) -> ModelShap
 
 @dataclass
 class World:
-    """What is outside the engine. `outputs` is the oracle: tokens a request really produces (missing: its max_tokens).
+    """What is outside the engine. `outputs` is the oracle: tokens a request really produces (missing: its
+    max_tokens).
 
-    Handing a batch over takes `host_ns`; the engine learns of a completion `collect_delay_ns` after the device finished. With early
-    exit `exit_loops` says after how many loops the token of (request, position) leaves.
+    Handing a batch over takes `host_ns`; the engine learns of a completion `collect_delay_ns` after the
+    device finished. With early exit `exit_loops` says after how many loops the token of (request, position)
+    leaves.
     """
 
     duration_ns: Duration = lambda batch: 1000
@@ -45,7 +48,8 @@ class World:
 
 @dataclass
 class Run:
-    """A finished run: its engine, every command it gave, every batch, both log files as text, and its requests by id."""
+    """A finished run: its engine, every command it gave, every batch, both log files as text, and its
+    requests by id."""
 
     engine: Engine
     commands: list[Command]
@@ -85,7 +89,8 @@ def run(
 
 
 def drive(engine: Engine, world: World) -> list[Command]:
-    """Answer the engine's commands until it ends; return them. A completion at `until_ns` itself comes after that tick."""
+    """Answer the engine's commands until it ends; return them. A completion at `until_ns` itself comes after
+    that tick."""
     commands: list[Command] = []
     pending: deque[tuple[ExecutionBatch, int, int]] = deque()
     loop: Generator[Command, Event, None] = engine.run()
@@ -103,12 +108,16 @@ def drive(engine: Engine, world: World) -> list[Command]:
             device_free_ns = started_ns + world.duration_ns(command.batch)
             pending.append((command.batch, started_ns, device_free_ns))
             event = Tick(now_ns)
-        elif pending and (command.until_ns is None or pending[0][2] + world.collect_delay_ns < command.until_ns):
+        elif pending and (
+            command.until_ns is None or pending[0][2] + world.collect_delay_ns < command.until_ns
+        ):
             batch, started_ns, finished_ns = pending.popleft()
             now_ns = max(now_ns, finished_ns + world.collect_delay_ns)
             ended = stops(engine, batch, world.outputs)
             left = early_exits(batch, engine.scheduler.exits, world)
-            event = Completion(batch.seq, now_ns, started_ns, finished_ns, ended, host_ns=world.host_ns, exits=left)
+            event = Completion(
+                batch.seq, now_ns, started_ns, finished_ns, ended, host_ns=world.host_ns, exits=left
+            )
         else:
             assert command.until_ns is not None, "the engine waits for a completion and nothing is in flight"
             now_ns = max(now_ns, command.until_ns)

@@ -1,7 +1,9 @@
-"""Random small worlds for property tests: requests, clients, limits, a pool and a device, all drawn from one seed. Cheap to make.
+"""Random small worlds for property tests: requests, clients, limits, a pool and a device, all drawn from one
+seed. Cheap to make.
 
-A world is everything but the policy. `RandomWorld.run` drives the scheduler through it, `RandomWorld.check` has an outside checker
-go through the log. A feature that joins the scheduler joins `draw_world`, and every property is tested with it.
+A world is everything but the policy. `RandomWorld.run` drives the scheduler through it, `RandomWorld.check`
+has an outside checker go through the log. A feature that joins the scheduler joins `draw_world`, and every
+property is tested with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +14,11 @@ from log_checker import Replay, Rules, check_log
 from toy_backend import Run, World, model_with, run
 
 from policies.atomic import Atomic
-from policies.core.batch import ExecutionBatch
-from policies.core.exits import ExitSettings
-from policies.core.policy import Policy
-from policies.core.request import Request
-from policies.core.settings import CacheSettings, SchedulerSettings
+from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.exits import ExitSettings
+from policies.core.seam.policy import Policy
+from policies.core.seam.request import Request
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.mixed import Mixed
 from policies.split import Split
 from policies.wcpb import Wavefront
@@ -101,9 +103,13 @@ class RandomWorld:
             max_loops=self.exits.max_loops,
             grows=self.cache.allocation == "incremental",
             preemption=self.cache.preemption,
-            watermark_groups=int(self.cache.watermark * (self.cache.num_blocks // self.cache.planes(self.num_loops))),
+            watermark_groups=int(
+                self.cache.watermark * (self.cache.num_blocks // self.cache.planes(self.num_loops))
+            ),
             shares_prefixes=self.cache.prefix_caching,
-            swap_groups=None if self.cache.swap_blocks is None else self.cache.swap_blocks // self.cache.planes(self.num_loops),
+            swap_groups=None
+            if self.cache.swap_blocks is None
+            else self.cache.swap_blocks // self.cache.planes(self.num_loops),
         )
 
     def check(self, policy: Policy) -> tuple[Run, Replay]:
@@ -128,7 +134,17 @@ def draw_world(chance: Random) -> RandomWorld:
         prompt_tokens = chance.randint(1, chance.choice([12, 48]))
         content_ids = tuple(chance.randint(0, 1) for _ in range(chance.choice([0, 2, 5])))
         content_tokens = chance.choice([span, span, 9])
-        requests.append(Request(request_id, now_ns, prompt_tokens, max_tokens, chance.randint(0, 2), content_ids, content_tokens))
+        requests.append(
+            Request(
+                request_id,
+                now_ns,
+                prompt_tokens,
+                max_tokens,
+                chance.randint(0, 2),
+                content_ids,
+                content_tokens,
+            )
+        )
         outputs[request_id] = chance.randint(1, max_tokens)
         if chance.random() < 0.35:
             patience_ns[request_id] = chance.choice([0, chance.randint(0, 60), chance.randint(0, 600)])
@@ -137,7 +153,9 @@ def draw_world(chance: Random) -> RandomWorld:
     cache = draw_cache(chance, num_loops, requests)
     if is_shared:
         assert cache.num_blocks is not None
-        cache = replace(cache, layout="shared", prefix_caching=False, num_blocks=cache.num_blocks // num_loops)
+        cache = replace(
+            cache, layout="shared", prefix_caching=False, num_blocks=cache.num_blocks // num_loops
+        )
     min_loops, max_loops = sorted((chance.randint(1, num_loops), chance.randint(1, num_loops)))
     scheduler = draw_scheduler(chance)
     if is_shared:
@@ -166,7 +184,9 @@ def draw_scheduler(chance: Random) -> SchedulerSettings:
     return SchedulerSettings(
         max_num_seqs=chance.randint(1, 5),
         max_num_batched_tokens=budget,
-        prefill_chunk_size=chance.choice([None, chance.randint(1, min(budget, 6)), chance.randint(1, budget)]),
+        prefill_chunk_size=chance.choice(
+            [None, chance.randint(1, min(budget, 6)), chance.randint(1, budget)]
+        ),
         decode=chance.choice(["refill", "no_refill"]),
         inflight=chance.choice([1, 2, 4]),
         admission=chance.choice(["fcfs", "priority"]),
@@ -185,7 +205,8 @@ def draw_cache(chance: Random, num_loops: int, requests: Sequence[Request]) -> C
         groups = max(-(-request.num_kv_positions // block_size) for request in requests)
         groups += chance.randint(0, groups)
     allocation, preemption = chance.choice(
-        [("full", "off"), ("full", "recompute"), ("full", "swap")] + 3 * [("incremental", "recompute"), ("incremental", "swap")]
+        [("full", "off"), ("full", "recompute"), ("full", "swap")]
+        + 3 * [("incremental", "recompute"), ("incremental", "swap")]
     )
     return CacheSettings(
         prefix_caching=chance.random() < 0.5,

@@ -1,6 +1,7 @@
 """Requests on their way to a `Workload`: columns of whole numbers, one entry a request, in source order.
 
-Every source (trace, ServeGen, synthetic) fills these; `workloads.workload` sorts, rebases and cuts once for all of them.
+Every source (trace, ServeGen, synthetic) fills these; `workloads.workload` sorts, rebases and cuts once for
+all of them.
 """
 
 from array import array
@@ -40,10 +41,11 @@ class IntLists(Mapping[int, tuple[int, ...]]):
 
 @dataclass(slots=True)
 class Columns:
-    """What a source knows. `arrival_ns` needs no common origin; `max_tokens` is None where the source names none.
+    """What a source knows. `arrival_ns` needs no common origin; `max_tokens` is None where the source names
+    none.
 
-    `prefix_blocks` are content ids, one for every `block_tokens` prompt tokens (see `Request.content_ids`). `patience_ns` is how
-    long after its arrival a request's client hangs up, by index, for those whose does.
+    `prefix_blocks` are content ids, one for every `block_tokens` prompt tokens (see `Request.content_ids`).
+    `patience_ns` is how long after its arrival a request's client hangs up, by index, for those whose does.
     """
 
     name: str
@@ -63,7 +65,9 @@ class Columns:
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
-    def append(self, prompt_tokens: int, output_tokens: int, max_tokens: int | None = None, priority: int = 0) -> None:
+    def append(
+        self, prompt_tokens: int, output_tokens: int, max_tokens: int | None = None, priority: int = 0
+    ) -> None:
         """Add a request; its arrival, prefix blocks and exit loops are appended by whoever knows them."""
         self.prompt_tokens.append(prompt_tokens)
         self.output_tokens.append(output_tokens)

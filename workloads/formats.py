@@ -1,4 +1,5 @@
-"""The trace formats that are known, by the names of their columns, and how one is recognised. Data; reads no row."""
+"""The trace formats that are known, by the names of their columns, and how one is recognised. Data; reads no
+row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +11,9 @@ from policies.core.errors import InputError
 class TraceFormat:
     """One format: which column says what. Names are compared without case and outer blanks, in any order.
 
-    `arrival` maps each column that can hold the arrival time to the unit of its numbers: a fixed one, or None for `unit`, the
-    format's default, which `timestamp_unit` and the size of epoch numbers override.
-    A file need not have the columns after `unit`.
+    `arrival` maps each column that can hold the arrival time to the unit of its numbers: a fixed one, or None
+    for `unit`, the format's default, which `timestamp_unit` and the size of epoch numbers override. A file
+    need not have the columns after `unit`.
     """
 
     name: str
@@ -34,7 +35,15 @@ class TraceFormat:
 
 FORMATS = (
     TraceFormat("azure", {"TIMESTAMP": None}, "ContextTokens", "GeneratedTokens"),
-    TraceFormat("mooncake", {"timestamp": None}, "input_length", "output_length", unit="ms", blocks="hash_ids", block_tokens=512),
+    TraceFormat(
+        "mooncake",
+        {"timestamp": None},
+        "input_length",
+        "output_length",
+        unit="ms",
+        blocks="hash_ids",
+        block_tokens=512,
+    ),
     TraceFormat("burstgpt", {"Timestamp": None}, "Request tokens", "Response tokens"),
     TraceFormat("vidur", {"arrived_at": None}, "num_prefill_tokens", "num_decode_tokens"),
     TraceFormat(
@@ -52,7 +61,8 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A format as one file has it: the arrival column that is there (None: lengths only) and the unit of its numbers, if fixed."""
+    """A format as one file has it: the arrival column that is there (None: lengths only) and the unit of its
+    numbers, if fixed."""
 
     format: TraceFormat
     arrival: str | None
@@ -66,8 +76,9 @@ def normalise(name: str) -> str:
 def recognise(columns: Sequence[str], wanted: str, where: str) -> Layout:
     """The layout of a file with these column names.
 
-    `wanted` is a format's name, or auto for whichever fits; `where` names file and line in errors. Raises `InputError` when none
-    fits (the sentence lists the known formats), when several do, and when the wanted one lacks a column.
+    `wanted` is a format's name, or auto for whichever fits; `where` names file and line in errors. Raises
+    `InputError` when none fits (the sentence lists the known formats), when several do, and when the wanted
+    one lacks a column.
     """
     names = [normalise(name) for name in columns]
     fits = [item for item in FORMATS if normalise(item.prompt) in names and normalise(item.output) in names]
@@ -77,18 +88,25 @@ def recognise(columns: Sequence[str], wanted: str, where: str) -> Layout:
             raise InputError(f"{where}: columns fit {which}, expected workload.format to say which")
         if not fits:
             known = "; ".join(item.header for item in FORMATS)
-            raise InputError(f"{where}: unknown columns {_shown(columns)}, expected one of {known}; or a ServeGen *-trace.csv")
+            raise InputError(
+                f"{where}: unknown columns {_shown(columns)}, expected one of {known}; or a ServeGen "
+                "*-trace.csv"
+            )
         chosen = fits[0]
     else:
         chosen = next(item for item in FORMATS if item.name == wanted)
         if chosen not in fits:
-            raise InputError(f"{where}: columns {_shown(columns)} are not {chosen.name}, expected {chosen.header}")
+            raise InputError(
+                f"{where}: columns {_shown(columns)} are not {chosen.name}, expected {chosen.header}"
+            )
     times = [name for name in chosen.arrival if normalise(name) in names]
     if len(times) > 1:
         raise InputError(f"{where}: columns {' and '.join(times)} both hold arrival times, expected one")
     for used in (*times, chosen.prompt, chosen.output):
         if names.count(normalise(used)) > 1:
-            raise InputError(f"{where}: column {used!r} occurs {names.count(normalise(used))} times, expected once")
+            raise InputError(
+                f"{where}: column {used!r} occurs {names.count(normalise(used))} times, expected once"
+            )
     if not times:
         return Layout(chosen, None)
     return Layout(chosen, times[0], chosen.arrival[times[0]])

@@ -1,4 +1,5 @@
-"""ServeGen's length histograms: strings such as `"{50: 0.25, 51: 0.75}"` inside a JSON file, parsed as text and never evaluated."""
+"""ServeGen's length histograms: strings such as `"{50: 0.25, 51: 0.75}"` inside a JSON file, parsed as text
+and never evaluated."""
 
 import json
 import math
@@ -20,9 +21,12 @@ class Histogram(NamedTuple):
 
 
 class Histograms:
-    """Prompt and output histograms by window. A window without data borrows the nearest earlier one's, else the next one's."""
+    """Prompt and output histograms by window. A window without data borrows the nearest earlier one's, else
+    the next one's."""
 
-    def __init__(self, starts_s: Sequence[float], prompts: Sequence[Histogram], outputs: Sequence[Histogram]) -> None:
+    def __init__(
+        self, starts_s: Sequence[float], prompts: Sequence[Histogram], outputs: Sequence[Histogram]
+    ) -> None:
         self._starts_s = starts_s
         self._pairs = list(zip(prompts, outputs, strict=True))
         self._filled = [index for index, pair in enumerate(self._pairs) if all(item.values for item in pair)]
@@ -41,21 +45,27 @@ class Histograms:
         """A sentence if any window that was asked for had no data."""
         if not self._borrowed:
             return []
-        return [f"{len(self._borrowed)} windows have arrivals but no length histogram and borrow a neighbour's"]
+        return [
+            f"{len(self._borrowed)} windows have arrivals but no length histogram and borrow a neighbour's"
+        ]
 
 
 def read_dataset(path: Path) -> Histograms:
-    """The histograms of a ServeGen `*-dataset.json`. Raises `InputError` naming file, window, key and text."""
+    """The histograms of a ServeGen `*-dataset.json`. Raises `InputError` naming file, window, key and
+    text."""
     with open_text(path) as text:
         try:
             data = json.loads(text.read())
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(data, dict) or not data:
-        raise InputError(f"{path}: expected an object keyed by window start in seconds, found {ascii(data)[:40]}")
+        raise InputError(
+            f"{path}: expected an object keyed by window start in seconds, found {ascii(data)[:40]}"
+        )
     windows = sorted((_start(path, key), key) for key in data)
     prompts, outputs = (
-        [_histogram(path, key, name, data[key]) for _, key in windows] for name in ("input_tokens", "output_tokens")
+        [_histogram(path, key, name, data[key]) for _, key in windows]
+        for name in ("input_tokens", "output_tokens")
     )
     histograms = Histograms([start for start, _ in windows], prompts, outputs)
     if not any(prompt.values and output.values for prompt, output in zip(prompts, outputs, strict=True)):
@@ -77,7 +87,10 @@ def _histogram(path: Path, key: str, name: str, window: object) -> Histogram:
     text = window.get(name) if isinstance(window, dict) else None
     where = f"{path}: window {key}: {name}"
     if not isinstance(text, str):
-        raise InputError(f"{where}: {'missing' if text is None else ascii(text)[:40]}, expected text like '{{50: 0.25, 51: 0.75}}'")
+        raise InputError(
+            f"{where}: {'missing' if text is None else ascii(text)[:40]}, expected text like '{{50: 0.25, "
+            f"51: 0.75}}'"
+        )
     body = text.strip()
     if not (body.startswith("{") and body.endswith("}")):
         raise InputError(f"{where}: {ascii(text)[:40]}, expected text like '{{50: 0.25, 51: 0.75}}'")
@@ -89,7 +102,9 @@ def _histogram(path: Path, key: str, name: str, window: object) -> Histogram:
         except ValueError:
             tokens, probability = -1, math.nan
         if not (0 <= tokens <= MAX_TOKENS and 0 <= probability < math.inf):
-            raise InputError(f"{where}: {ascii(item.strip())[:40]}, expected 'tokens: probability', both from 0 on")
+            raise InputError(
+                f"{where}: {ascii(item.strip())[:40]}, expected 'tokens: probability', both from 0 on"
+            )
         values.append(tokens)
         weights.append(probability)
     if values and not sum(weights) > 0:

@@ -1,7 +1,8 @@
 """The workloads that ship with the project, as YAML beside this file.
 
-A preset is a synthetic workload with a name, a description and notes for the user. What its source published is there as
-documentation: nothing but `workload` is applied, and run settings such as `max_num_seqs` stay the user's.
+A preset is a synthetic workload with a name, a description and notes for the user. What its source published
+is there as documentation: nothing but `workload` is applied, and run settings such as `max_num_seqs` stay the
+user's.
 """
 
 import difflib
@@ -17,8 +18,8 @@ from workloads.synthetic import generate
 
 PRESET_DIR = Path(__file__).parent / "presets"
 _OVERRIDES = (
-    "num_requests", "arrival", "prompt_tokens", "output_tokens", "shared_prefix", "exit_loops", "max_tokens", "max_context",
-    "patience_ms",
+    "num_requests", "arrival", "prompt_tokens", "output_tokens", "shared_prefix", "exit_loops", "max_tokens",
+    "max_context", "patience_ms",
 )  # fmt: skip
 
 
@@ -28,7 +29,8 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The content of a preset: `description`, `notes`, `workload`, perhaps `published`. Raises `InputError` for an unknown name."""
+    """The content of a preset: `description`, `notes`, `workload`, perhaps `published`. Raises `InputError`
+    for an unknown name."""
     names = preset_names()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -51,13 +53,15 @@ def resolve_preset(spec: PresetSpec) -> SyntheticSpec:
         return resolved
     if "rate" in inner and "rate" not in type(resolved.arrival).model_fields:
         raise InputError(
-            f"workload.rate: {spec.rate}, expected none: the {resolved.arrival.process} arrivals of {spec.name} have no rate"
+            f"workload.rate: {spec.rate}, expected none: the {resolved.arrival.process} arrivals of "
+            f"{spec.name} have no rate"
         )
     return resolved.model_copy(update={"arrival": resolved.arrival.model_copy(update=inner)})
 
 
 def generate_preset(spec: PresetSpec, seed: int) -> Columns:
-    """The columns of a preset's requests, its notes, and a note of what was overridden. Raises `InputError`."""
+    """The columns of a preset's requests, its notes, and a note of what was overridden. Raises
+    `InputError`."""
     columns = generate(resolve_preset(spec), seed, spec.name)
     columns.notes.extend(read_preset(spec.name).get("notes", ()))
     changed = [key for key in (*_OVERRIDES, "rate", "concurrency") if getattr(spec, key) is not None]

@@ -21,7 +21,8 @@ Record = tuple[int, Mapping[str, Any]]
 
 
 class Row(NamedTuple):
-    """One usable line. Tokens are as recorded: zero means that the request failed. `arrival_ns` is not rebased yet."""
+    """One usable line. Tokens are as recorded: zero means that the request failed. `arrival_ns` is not
+    rebased yet."""
 
     line: int
     arrival_ns: int | None
@@ -35,9 +36,11 @@ class Row(NamedTuple):
 
 
 class Records:
-    """The records of a text stream, read as they are asked for, and the `columns` of its header or first object.
+    """The records of a text stream, read as they are asked for, and the `columns` of its header or first
+    object.
 
-    A first character `{` means JSON lines, anything else CSV with a header. Iterate once. Blank lines are passed over.
+    A first character `{` means JSON lines, anything else CSV with a header. Iterate once. Blank lines are
+    passed over.
     """
 
     def __init__(self, path: Path, text: Iterable[str]) -> None:
@@ -66,7 +69,10 @@ class Records:
 
     def __iter__(self) -> Iterator[Record]:
         if self.is_json:
-            yield from ((line, {normalise(name): value for name, value in item.items()}) for line, item in self._objects)
+            yield from (
+                (line, {normalise(name): value for name, value in item.items()})
+                for line, item in self._objects
+            )
             return
         names = [normalise(name) for name in self.columns]
         for line, cells in self._cells:
@@ -90,7 +96,8 @@ class Records:
             width = width or len(cells)
             if len(cells) > width and any(cell.strip() for cell in cells[width:]):
                 raise InputError(
-                    f"{self.path}: line {line}: {len(cells)} cells, expected {width} (a thousands separator needs quotes)"
+                    f"{self.path}: line {line}: {len(cells)} cells, expected {width} (a thousands separator "
+                    "needs quotes)"
                 )
             if cells and (cells[0].strip() or any(cell.strip() for cell in cells)):
                 yield line, cells
@@ -102,14 +109,17 @@ class Records:
             try:
                 item = json.loads(text, parse_float=Decimal, parse_constant=str)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{self.path}: line {line}: not valid JSON ({error}), expected one whole object a line") from None
+                raise InputError(
+                    f"{self.path}: line {line}: not valid JSON ({error}), expected one whole object a line"
+                ) from None
             if not isinstance(item, dict):
                 raise InputError(f"{self.path}: line {line}: {_shown(item)}, expected one JSON object a line")
             yield line, item
 
 
 class RowReader:
-    """Checks the records of one file against its layout. Owns what the first row settles: how times are written."""
+    """Checks the records of one file against its layout. Owns what the first row settles: how times are
+    written."""
 
     def __init__(self, path: Path, layout: Layout, timestamp_unit: str) -> None:
         self._path = path
@@ -117,9 +127,15 @@ class RowReader:
         self.unit: str | None = layout.fixed_unit or (None if timestamp_unit == "auto" else timestamp_unit)
         self._is_iso: bool | None = None
         self._is_guessed = False
-        self._keys = {name: normalise(name) for name in (layout.format.prompt, layout.format.output, layout.arrival or "")}
+        self._keys = {
+            name: normalise(name)
+            for name in (layout.format.prompt, layout.format.output, layout.arrival or "")
+        }
         if layout.fixed_unit and timestamp_unit not in ("auto", layout.fixed_unit):
-            raise InputError(f"workload.timestamp_unit: {timestamp_unit!r}, expected auto: column {layout.arrival} says its unit")
+            raise InputError(
+                f"workload.timestamp_unit: {timestamp_unit!r}, expected auto: column {layout.arrival} says "
+                "its unit"
+            )
 
     def read(self, records: Iterable[Record]) -> Iterator[Row]:
         """Yield the rows in file order. Raises `InputError` at the first bad one."""
@@ -169,7 +185,9 @@ class RowReader:
             return None
         count = _whole(cells[column])
         if count is None or not 1 <= count <= MAX_TOKENS:
-            self._refuse(line, column, cells[column], f"nothing or a whole number of tokens from 1 to {MAX_TOKENS}")
+            self._refuse(
+                line, column, cells[column], f"nothing or a whole number of tokens from 1 to {MAX_TOKENS}"
+            )
         return count
 
     def _priority(self, line: int, cells: Mapping[str, Any]) -> int:
@@ -226,7 +244,9 @@ class RowReader:
     @property
     def unit_note(self) -> str | None:
         """A sentence when the size of the numbers decided for another unit than the format's own, or None."""
-        return f"{self._layout.arrival} was read as {UNIT_NAMES[self.unit or 's']}" if self._is_guessed else None
+        return (
+            f"{self._layout.arrival} was read as {UNIT_NAMES[self.unit or 's']}" if self._is_guessed else None
+        )
 
 
 def _is_blank(value: object) -> bool:

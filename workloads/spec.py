@@ -1,13 +1,23 @@
 """The `workload` section of a configuration, as checked, frozen values.
 
-Knows the keys and their ranges, and turns every mistake into one sentence. Opens no file and draws no random number.
+Knows the keys and their ranges, and turns every mistake into one sentence. Opens no file and draws no random
+number.
 """
 
 import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from policies.core.errors import InputError
 
@@ -47,7 +57,8 @@ class Poisson(_Checked):
 
 
 class Gamma(_Checked):
-    """Gamma gaps of mean 1/`rate` seconds and coefficient of variation `cv`; cv 1 is poisson, above 1 is bursty."""
+    """Gamma gaps of mean 1/`rate` seconds and coefficient of variation `cv`; cv 1 is poisson, above 1 is
+    bursty."""
 
     process: Literal["gamma"] = "gamma"
     rate: Positive
@@ -64,7 +75,8 @@ class Constant(_Checked):
 
 
 class Closed(_Checked):
-    """A closed loop: `concurrency` clients, each of which sends its next request when its last one has ended."""
+    """A closed loop: `concurrency` clients, each of which sends its next request when its last one has
+    ended."""
 
     process: Literal["closed"] = "closed"
     concurrency: Count
@@ -102,7 +114,8 @@ class Uniform(_Checked):
 
 
 class Choice(_Checked):
-    """One of `values`, each with its weight (alike when `weights` is absent); weights need not add up to 1."""
+    """One of `values`, each with its weight (alike when `weights` is absent); weights need not add up to
+    1."""
 
     distribution: Literal["choice"] = "choice"
     values: Annotated[tuple[Tokens, ...], Field(min_length=1)]
@@ -111,14 +124,17 @@ class Choice(_Checked):
     @model_validator(mode="after")
     def _weighted(self) -> "Choice":
         if self.weights is not None and len(self.weights) != len(self.values):
-            raise ValueError(f"expected one weight for each of the {len(self.values)} values, found {len(self.weights)}")
+            raise ValueError(
+                f"expected one weight for each of the {len(self.values)} values, found {len(self.weights)}"
+            )
         if self.weights is not None and not 0 < sum(self.weights) < float("inf"):
             raise ValueError("expected weights with a finite sum above 0")
         return self
 
 
 class SharedPrefix(_Checked):
-    """Prompts begin with one of `groups` texts of `tokens` tokens, each as likely: system prompts, documents asked about."""
+    """Prompts begin with one of `groups` texts of `tokens` tokens, each as likely: system prompts, documents
+    asked about."""
 
     groups: Count
     tokens: Tokens
@@ -160,21 +176,28 @@ Lengths = Annotated[
     Discriminator(
         _token_kind_of,
         custom_error_type="lengths",
-        custom_error_message="expected an integer, a list of integers or a mapping with distribution: lognormal, uniform or choice",
+        custom_error_message=(
+            "expected an integer, a list of integers or a mapping with distribution: lognormal, uniform or "
+            "choice"
+        ),
     ),
 ]
-"""A whole number for each request (tokens, milliseconds): an integer, a list to cycle, or a distribution to draw from."""
+"""A whole number for each request (tokens, milliseconds): an integer, a list to cycle, or a distribution to
+draw from."""
 
 
 class TraceSpec(_Checked):
-    """`kind: trace`: requests from a file. Recorded times and lengths are taken as they are, but for the keys given here.
+    """`kind: trace`: requests from a file. Recorded times and lengths are taken as they are, but for the keys
+    given here.
 
-    `limit` takes the first so many usable rows in file order and reads no further; `repeat` runs them so many times over.
-    `jitter_s` makes every arrival up to so many seconds later, then `time_scale` multiplies it (2 is half the load). `arrival`
-    replaces recorded times and is needed for files that have none. `max_tokens` is what the client asks for: true outputs above it
-    are cut to it; null asks for exactly the true output. `max_context` drops nothing here: the engine refuses requests above it, so
-    that counts add up. `patience_ms` is how many milliseconds after its arrival a client hangs up, drawn like lengths, not scaled;
-    it replaces a recorded `cancel_ns`. `dataset`, `start_s` and `duration_s` belong to ServeGen files.
+    `limit` takes the first so many usable rows in file order and reads no further; `repeat` runs them so many
+    times over. `jitter_s` makes every arrival up to so many seconds later, then `time_scale` multiplies it (2
+    is half the load). `arrival` replaces recorded times and is needed for files that have none. `max_tokens`
+    is what the client asks for: true outputs above it are cut to it; null asks for exactly the true output.
+    `max_context` drops nothing here: the engine refuses requests above it, so that counts add up.
+    `patience_ms` is how many milliseconds after its arrival a client hangs up, drawn like lengths, not
+    scaled; it replaces a recorded `cancel_ns`. `dataset`, `start_s` and `duration_s` belong to ServeGen
+    files.
     """
 
     kind: Literal["trace"] = "trace"
@@ -196,9 +219,11 @@ class TraceSpec(_Checked):
 
 
 class SyntheticSpec(_Checked):
-    """`kind: synthetic`: `num_requests` requests by an arrival process and two length rules. The rest as in `TraceSpec`.
+    """`kind: synthetic`: `num_requests` requests by an arrival process and two length rules. The rest as in
+    `TraceSpec`.
 
-    `exit_loops` are the loops of every decoded token, in order of request and position: for `exit.mode: trace`.
+    `exit_loops` are the loops of every decoded token, in order of request and position: for `exit.mode:
+    trace`.
     """
 
     kind: Literal["synthetic"] = "synthetic"
@@ -235,13 +260,15 @@ class PresetSpec(_Checked):
 
 
 WorkloadSpec = TraceSpec | SyntheticSpec | PresetSpec
-WORKLOAD_ADAPTER: TypeAdapter[WorkloadSpec] = TypeAdapter(Annotated[WorkloadSpec, Field(discriminator="kind")])
+WORKLOAD_ADAPTER: TypeAdapter[WorkloadSpec] = TypeAdapter(
+    Annotated[WorkloadSpec, Field(discriminator="kind")]
+)
 SYNTHETIC_ADAPTER: TypeAdapter[SyntheticSpec] = TypeAdapter(SyntheticSpec)
 
 _BY_TAG: dict[str, type[BaseModel]] = {
-    "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "burst": Burst, "poisson": Poisson, "gamma": Gamma,
-    "constant": Constant, "closed": Closed, "lognormal": Lognormal, "uniform": Uniform, "choice": Choice,
-    "shared_prefix": SharedPrefix,
+    "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "burst": Burst, "poisson": Poisson,
+    "gamma": Gamma, "constant": Constant, "closed": Closed, "lognormal": Lognormal, "uniform": Uniform,
+    "choice": Choice, "shared_prefix": SharedPrefix,
 }  # fmt: skip
 _TAGS = {*_BY_TAG, "integer", "list"} - {"shared_prefix"}
 
@@ -249,14 +276,15 @@ _TAGS = {*_BY_TAG, "integer", "list"} - {"shared_prefix"}
 def parse_workload(raw: object, where: str, section: str = "workload") -> WorkloadSpec:
     """The checked form of a raw `workload` mapping.
 
-    `where` names the file in errors. Raises `InputError` with one sentence: the key, its value and what was expected; an unknown
-    key also gets the nearest known one.
+    `where` names the file in errors. Raises `InputError` with one sentence: the key, its value and what was
+    expected; an unknown key also gets the nearest known one.
     """
     return _validated(WORKLOAD_ADAPTER, raw, where, section)
 
 
 def parse_synthetic(raw: object, where: str, section: str = "workload") -> SyntheticSpec:
-    """`parse_workload` for a mapping that can only be synthetic: the body of a preset. Raises `InputError`."""
+    """`parse_workload` for a mapping that can only be synthetic: the body of a preset. Raises
+    `InputError`."""
     return _validated(SYNTHETIC_ADAPTER, raw, where, section)
 
 
@@ -269,7 +297,10 @@ def _validated(adapter: TypeAdapter[Spec], raw: object, where: str, section: str
     key = ".".join([section, *(str(part) for part in problem["loc"] if part not in _TAGS)])
     if problem["type"] == "extra_forbidden":
         known = list(_BY_TAG[str(tags[-1])].model_fields)
-        raise InputError(f"{where}: unknown key {key!r}, expected one of {', '.join(known)}{_hint(str(problem['loc'][-1]), known)}")
+        raise InputError(
+            f"{where}: unknown key {key!r}, expected one of "
+            f"{', '.join(known)}{_hint(str(problem['loc'][-1]), known)}"
+        )
     if problem["type"] == "missing":
         raise InputError(f"{where}: {key}: missing, expected a value")
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid") or not isinstance(raw, Mapping):
@@ -279,7 +310,8 @@ def _validated(adapter: TypeAdapter[Spec], raw: object, where: str, section: str
 
 
 def _expected(message: str) -> str:
-    """Pydantic's sentence in our words: "Input should be greater than 0" is "expected a number greater than 0"."""
+    """Pydantic's sentence in our words: "Input should be greater than 0" is "expected a number greater than
+    0"."""
     for start, ours in (
         ("Value error, ", ""),
         ("Input should be greater", "expected a number greater"),

@@ -1,6 +1,8 @@
-"""Generated requests: arrival processes and token lengths drawn from seeded streams, one stream for each of the three.
+"""Generated requests: arrival processes and token lengths drawn from seeded streams, one stream for each of
+the three.
 
-A longer workload with the same seed begins with the shorter one, and another rate stretches the same arrivals.
+A longer workload with the same seed begins with the shorter one, and another rate stretches the same
+arrivals.
 """
 
 import math
@@ -15,12 +17,25 @@ import numpy.typing as npt
 from policies.core.errors import InputError
 from workloads.columns import Columns, IntLists, int_column
 from workloads.rng import stream
-from workloads.spec import MAX_TOKENS, Arrival, Burst, Choice, Closed, Constant, Gamma, Lengths, Lognormal, SyntheticSpec, Uniform
+from workloads.spec import (
+    MAX_TOKENS,
+    Arrival,
+    Burst,
+    Choice,
+    Closed,
+    Constant,
+    Gamma,
+    Lengths,
+    Lognormal,
+    SyntheticSpec,
+    Uniform,
+)
 from workloads.timestamps import MAX_NS
 
 
 def generate(spec: SyntheticSpec, seed: int, name: str = "synthetic") -> Columns:
-    """The columns of `spec.num_requests` generated requests. Raises `InputError` when arrivals would pass 292 years."""
+    """The columns of `spec.num_requests` generated requests. Raises `InputError` when arrivals would pass 292
+    years."""
     columns = Columns(name, concurrency=spec.arrival.concurrency)
     columns.arrival_ns = arrival_times(spec.arrival, spec.num_requests, seed)
     prompts = draw_lengths(spec.prompt_tokens, spec.num_requests, stream(seed, "prompt_tokens"))
@@ -66,7 +81,9 @@ def arrival_times(arrival: Arrival, count: int, seed: int) -> "array[int]":
 
 def _check_span(span_ns: float | Fraction, rate: float) -> None:
     if not span_ns < MAX_NS:
-        raise InputError(f"workload.arrival.rate: {rate}, expected a rate at which all requests arrive within 292 years")
+        raise InputError(
+            f"workload.arrival.rate: {rate}, expected a rate at which all requests arrive within 292 years"
+        )
 
 
 def to_ns(times_s: npt.NDArray[np.float64]) -> "array[int]":
@@ -90,7 +107,9 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> "arr
     return draw_values(lengths.values, lengths.weights or (1.0,) * len(lengths.values), count, rng)
 
 
-def draw_values(values: Sequence[int], weights: Sequence[float], count: int, rng: np.random.Generator) -> "array[int]":
+def draw_values(
+    values: Sequence[int], weights: Sequence[float], count: int, rng: np.random.Generator
+) -> "array[int]":
     """`count` draws of `values`, each as often as its weight says. A value of weight 0 is never drawn."""
     bounds = np.cumsum(np.asarray(weights, dtype=np.float64))
     index = np.searchsorted(bounds / bounds[-1], rng.random(count), side="right")

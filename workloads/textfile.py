@@ -1,4 +1,5 @@
-"""Opening a trace as text: plain or gzip, with or without a byte order mark, whatever the line ends. Knows no format."""
+"""Opening a trace as text: plain or gzip, with or without a byte order mark, whatever the line ends. Knows no
+format."""
 
 import gzip
 import io
@@ -16,10 +17,12 @@ _PEEK_BYTES = 65536
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """Yield `path` as a stream of text with its line ends kept, unpacked on the way when it is gzip (known by content, not name).
+    """Yield `path` as a stream of text with its line ends kept, unpacked on the way when it is gzip (known by
+    content, not name).
 
-    Raises `InputError` for a missing file, a folder, an empty file, binary content, and for gzip data that breaks off while
-    it is read. Stray bytes that are not UTF-8 become surrogates, so that a damaged cell is reported where it stands.
+    Raises `InputError` for a missing file, a folder, an empty file, binary content, and for gzip data that
+    breaks off while it is read. Stray bytes that are not UTF-8 become surrogates, so that a damaged cell is
+    reported where it stands.
     """
     try:
         raw = path.open("rb")

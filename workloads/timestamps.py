@@ -1,7 +1,8 @@
-"""Arrival times as people write them, read as exact integer nanoseconds, without a float: only what is below 1 ns is dropped.
+"""Arrival times as people write them, read as exact integer nanoseconds, without a float: only what is below
+1 ns is dropped.
 
-Numbers (relative or epoch; seconds, milliseconds and finer) and ISO 8601 with any number of fractional digits. Only differences
-matter later: a reader rebases to the first arrival.
+Numbers (relative or epoch; seconds, milliseconds and finer) and ISO 8601 with any number of fractional
+digits. Only differences matter later: a reader rebases to the first arrival.
 """
 
 import re
@@ -13,7 +14,8 @@ MAX_NS = 2**63 - 1
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 _ISO = re.compile(
-    r"(\d{4})[-/](\d\d)[-/](\d\d)[T ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*(?:(Z|UTC)|([+-])(\d\d)(?::?(\d\d))?)?",
+    r"(\d{4})[-/](\d\d)[-/](\d\d)[T "
+    r"](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d+))?)?\s*(?:(Z|UTC)|([+-])(\d\d)(?::?(\d\d))?)?",
     re.IGNORECASE | re.ASCII,
 )
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -31,12 +33,15 @@ def is_number(text: str) -> bool:
 def iso_ns(text: str) -> int:
     """Nanoseconds since 1970 of an ISO 8601 date and time; no offset is read as UTC.
 
-    `2023-11-16 18:15:46.6805900` is 1,700,158,546,680,590,000. Digits below 1 ns are dropped. Raises `TimestampError`.
+    `2023-11-16 18:15:46.6805900` is 1,700,158,546,680,590,000. Digits below 1 ns are dropped. Raises
+    `TimestampError`.
     """
     match = _ISO.fullmatch(text.strip())
     if match is None:
         raise TimestampError("expected a date and time like 2023-11-16 18:15:46.6805900 or a number")
-    year, month, day, hour, minute, second, fraction, _zulu, sign, offset_hours, offset_minutes = match.groups()
+    year, month, day, hour, minute, second, fraction, _zulu, sign, offset_hours, offset_minutes = (
+        match.groups()
+    )
     try:
         days = date(int(year), int(month), int(day)).toordinal() - _EPOCH_DAY
     except ValueError as error:
@@ -52,7 +57,8 @@ def iso_ns(text: str) -> int:
 
 
 def number_ns(text: str, unit: str) -> int:
-    """Nanoseconds of a number written in `unit`: `"0.1234567891"` seconds is 123,456,789. Raises `TimestampError`.
+    """Nanoseconds of a number written in `unit`: `"0.1234567891"` seconds is 123,456,789. Raises
+    `TimestampError`.
 
     Missing, NaN, infinite and negative values are refused: a request cannot have arrived at such a time.
     """
@@ -71,9 +77,11 @@ def number_ns(text: str, unit: str) -> int:
 
 
 def guess_unit(text: str, default: str) -> str:
-    """The unit of a trace's first number: by its size when it can only be an epoch time (1973 to 2286), else `default`.
+    """The unit of a trace's first number: by its size when it can only be an epoch time (1973 to 2286), else
+    `default`.
 
-    1700158546 is seconds, 1700158546680 milliseconds, 1700158546680590 microseconds; 27499 is whatever the format says.
+    1700158546 is seconds, 1700158546680 milliseconds, 1700158546680590 microseconds; 27499 is whatever the
+    format says.
     """
     value = _decimal(text)
     if value is None or not value.is_finite():

@@ -1,4 +1,5 @@
-"""Recorded traces of every format, as columns: what a row means, which rows count, and what must be told to the user."""
+"""Recorded traces of every format, as columns: what a row means, which rows count, and what must be told to
+the user."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -15,10 +16,12 @@ from workloads.textfile import open_text
 
 
 def read_trace(spec: TraceSpec, seed: int, base_dir: Path) -> Columns:
-    """The usable rows of the file `spec.path` (relative to `base_dir`), the first `spec.limit` of them in file order.
+    """The usable rows of the file `spec.path` (relative to `base_dir`), the first `spec.limit` of them in
+    file order.
 
-    Rows with zero prompt or output tokens failed when they were recorded: they are counted in `skipped_rows` and left out. Nothing
-    after the row that fills the limit is read. Raises `InputError` for anything that cannot be used.
+    Rows with zero prompt or output tokens failed when they were recorded: they are counted in `skipped_rows`
+    and left out. Nothing after the row that fills the limit is read. Raises `InputError` for anything that
+    cannot be used.
     """
     path = base_dir / Path(spec.path).expanduser()
     with open_text(path) as text:
@@ -31,16 +34,21 @@ def read_trace(spec: TraceSpec, seed: int, base_dir: Path) -> Columns:
         if layout.arrival is None and spec.arrival is None:
             columns = "|".join(layout.format.arrival)
             raise InputError(
-                f"{path}: has lengths and no arrival times, expected a column {columns} or an arrival process in workload.arrival"
+                f"{path}: has lengths and no arrival times, expected a column {columns} or an arrival "
+                "process in workload.arrival"
             )
         return _read_rows(spec, path, layout, records, seed)
 
 
 def _read_servegen(spec: TraceSpec, path: Path, base_dir: Path, records: Records, seed: int) -> Columns:
     if records.is_json:
-        raise InputError(f"{path}: line {records.header_line}: JSON, expected the CSV windows of a ServeGen *-trace.csv")
+        raise InputError(
+            f"{path}: line {records.header_line}: JSON, expected the CSV windows of a ServeGen *-trace.csv"
+        )
     if spec.arrival is not None:
-        raise InputError(f"workload.arrival: cannot replace the arrivals of a ServeGen trace ({path}), expected none")
+        raise InputError(
+            f"workload.arrival: cannot replace the arrivals of a ServeGen trace ({path}), expected none"
+        )
     dataset = dataset_beside(path) if spec.dataset is None else base_dir / Path(spec.dataset).expanduser()
     return draw_servegen(spec, path, dataset, records.cells(), seed)
 
@@ -49,7 +57,10 @@ def _refuse_servegen_keys(spec: TraceSpec) -> None:
     for key in ("dataset", "start_s", "duration_s"):
         value = getattr(spec, key)
         if value is not None:
-            raise InputError(f"workload.{key}: {value!r}, expected none: it belongs to ServeGen traces, and {spec.path} is not one")
+            raise InputError(
+                f"workload.{key}: {value!r}, expected none: it belongs to ServeGen traces, and {spec.path} "
+                "is not one"
+            )
 
 
 def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, seed: int) -> Columns:
@@ -72,7 +83,10 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
             columns.exit_loops.append(row.exit_loops)
     if not len(columns):
         if columns.skipped_rows:
-            raise InputError(f"{path}: all {columns.skipped_rows} rows failed (zero tokens), expected at least one that did not")
+            raise InputError(
+                f"{path}: all {columns.skipped_rows} rows failed (zero tokens), expected at least one that "
+                "did not"
+            )
         raise InputError(f"{path}: has column names and no rows, expected at least one request")
     if reader.unit_note is not None:
         columns.notes.append(reader.unit_note)

@@ -1,7 +1,8 @@
 """A workload: who asks for what and when, and, for backends only, how much each request will really produce.
 
-`load_workload` is the one way in, for traces, synthetic processes and presets. What a workload holds is settled here: request ids
-in source order, times rebased to the first arrival, outputs cut to what the client asked for.
+`load_workload` is the one way in, for traces, synthetic processes and presets. What a workload holds is
+settled here: request ids in source order, times rebased to the first arrival, outputs cut to what the client
+asked for.
 """
 
 from array import array
@@ -11,7 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from policies.core.errors import InputError
-from policies.core.request import ExitOracle, Oracle, Request
+from policies.core.seam.request import ExitOracle, Oracle, Request
 from workloads.columns import Columns, IntLists
 from workloads.presets import generate_preset, resolve_preset
 from workloads.repeat import repeat_columns
@@ -35,13 +36,15 @@ class RecordedOutputs:
 
 @dataclass(frozen=True, slots=True)
 class RecordedExits:
-    """Where tokens leave: `loops` of each request's decoded tokens in order, the last one repeated; none means never early."""
+    """Where tokens leave: `loops` of each request's decoded tokens in order, the last one repeated; none
+    means never early."""
 
     loops: IntLists = field(repr=False)
     prompt_tokens: "array[int]" = field(repr=False)
 
     def exit_loops(self, request_id: int, position: int) -> int:
-        """Loops after which the token at `position` leaves; the first decoded token is at the prompt's end."""
+        """Loops after which the token at `position` leaves; the first decoded token is at the prompt's
+        end."""
         loops = self.loops[request_id]
         return loops[min(position - self.prompt_tokens[request_id], len(loops) - 1)] if loops else MAX_TOKENS
 
@@ -50,11 +53,12 @@ class RecordedExits:
 class Workload:
     """Requests in order of (arrival_ns, request_id), the first at 0 ns, with ids 0 .. n-1 in source order.
 
-    With `concurrency` at most so many are outstanding at a time and `arrival_ns` is the earliest a request may arrive (0 for a pure
-    closed loop). `skipped_rows` failed when they were recorded and are not among `requests`. `notes` are sentences for the user.
-    `max_context` is the longest prompt plus `max_tokens` that the user allows; the engine refuses requests above it. `patience_ns`
-    says of the requests in it how long after their arrival the client hangs up: the engine's to know, not the policies'. `exits`
-    says where tokens leave, if the source knows it; for backends only.
+    With `concurrency` at most so many are outstanding at a time and `arrival_ns` is the earliest a request
+    may arrive (0 for a pure closed loop). `skipped_rows` failed when they were recorded and are not among
+    `requests`. `notes` are sentences for the user. `max_context` is the longest prompt plus `max_tokens` that
+    the user allows; the engine refuses requests above it. `patience_ns` says of the requests in it how long
+    after their arrival the client hangs up: the engine's to know, not the policies'. `exits` says where
+    tokens leave, if the source knows it; for backends only.
     """
 
     name: str
@@ -70,15 +74,17 @@ class Workload:
     def recorded_exits(self) -> ExitOracle:
         """`exits`. Raises `InputError` when the source does not know them."""
         if self.exits is None:
-            raise InputError("exit.mode: trace needs the loops of every token, expected a workload with exit_loops")
+            raise InputError(
+                "exit.mode: trace needs the loops of every token, expected a workload with exit_loops"
+            )
         return self.exits
 
 
 def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> Workload:
     """The workload that `spec` describes; paths in it are relative to `base_dir`.
 
-    The same spec, files and seed give the same workload in every process. Raises `InputError` with one sentence for whatever in
-    the files or keys cannot be used.
+    The same spec, files and seed give the same workload in every process. Raises `InputError` with one
+    sentence for whatever in the files or keys cannot be used.
     """
     if isinstance(spec, TraceSpec):
         columns = read_trace(spec, seed, base_dir)
@@ -92,7 +98,9 @@ def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> 
     return _assemble(generate(spec, seed), spec, seed)
 
 
-def _assemble(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: float = 1.0) -> Workload:
+def _assemble(
+    columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: float = 1.0
+) -> Workload:
     max_tokens = spec.max_tokens
     notes = [*columns.notes]
     arrivals = _rebased(columns, time_scale)
@@ -100,7 +108,10 @@ def _assemble(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time
     if num_late:
         notes.append(f"{num_late} rows were out of order and were sorted stably by arrival time")
     if columns.skipped_rows:
-        notes.append(f"{columns.skipped_rows} failed rows (zero prompt or output tokens) were counted and not simulated")
+        notes.append(
+            f"{columns.skipped_rows} failed rows (zero prompt or output tokens) were counted and not "
+            "simulated"
+        )
     requests, outputs, num_cut = [], array("q"), 0
     for request_id, true_tokens in enumerate(columns.output_tokens):
         asked = columns.max_tokens[request_id] or max_tokens or true_tokens
@@ -133,13 +144,18 @@ def _assemble(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time
     )
 
 
-def _patience(columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: float) -> dict[int, int] | None:
-    """Nanoseconds from arrival to hang-up by request id: drawn where the spec says so, else as recorded, on the scaled clock."""
+def _patience(
+    columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: float
+) -> dict[int, int] | None:
+    """Nanoseconds from arrival to hang-up by request id: drawn where the spec says so, else as recorded, on
+    the scaled clock."""
     if spec.patience_ms is not None:
         drawn_ms = draw_lengths(spec.patience_ms, len(columns), stream(seed, "patience"))
         return {request_id: 1_000_000 * patience_ms for request_id, patience_ms in enumerate(drawn_ms)}
     scale = Fraction(str(time_scale))
-    return {key: value * scale.numerator // scale.denominator for key, value in columns.patience_ns.items()} or None
+    return {
+        key: value * scale.numerator // scale.denominator for key, value in columns.patience_ns.items()
+    } or None
 
 
 def _rebased(columns: Columns, time_scale: float) -> "array[int]":
@@ -147,8 +163,12 @@ def _rebased(columns: Columns, time_scale: float) -> "array[int]":
     origin_ns = min(columns.arrival_ns)
     scale = Fraction(str(time_scale))
     if (max(columns.arrival_ns) - origin_ns) * scale > MAX_NS:
-        raise InputError(f"workload.time_scale: {time_scale}, expected a factor that keeps all arrivals within 292 years")
-    return array("q", ((time_ns - origin_ns) * scale.numerator // scale.denominator for time_ns in columns.arrival_ns))
+        raise InputError(
+            f"workload.time_scale: {time_scale}, expected a factor that keeps all arrivals within 292 years"
+        )
+    return array(
+        "q", ((time_ns - origin_ns) * scale.numerator // scale.denominator for time_ns in columns.arrival_ns)
+    )
 
 
 def _count_out_of_order(arrivals: Sequence[int]) -> int:

@@ -1,13 +1,15 @@
-"""Paged causal attention over ragged segments (request, depth plane, query rows, context): prefill ranges and decode rows alike.
+"""Paged causal attention over ragged segments (request, depth plane, query rows, context): prefill ranges and
+decode rows alike.
 
-A work item is a tile of query rows of one segment times all or one of the splits of its history (`executor.kernels.worklist`);
-heads are the other dimension of the work. A fixed grid walks the list, whose length it reads from the device, so one captured graph
-serves any composition.
+A work item is a tile of query rows of one segment times all or one of the splits of its history
+(`executor.kernels.worklist`); heads are the other dimension of the work. A fixed grid walks the list, whose
+length it reads from the device, so one captured graph serves any composition.
 
-**Bits.** A row's result depends on its position, its query and the K/V before it, on nothing else. History is walked in TILE_KEYS
-tiles at absolute positions; a tile that is masked for a row changes none of its numbers (max unchanged, factor exp2(0) = 1, weights
-0). Tensor-core products run over K in one order whatever the tile height. The row sum of weights would not: its
-order follows the register layout, so weights are summed as integers, multiples of 2^-24, which is exact in any order.
+**Bits.** A row's result depends on its position, its query and the K/V before it, on nothing else. History is
+walked in TILE_KEYS tiles at absolute positions; a tile that is masked for a row changes none of its numbers
+(max unchanged, factor exp2(0) = 1, weights 0). Tensor-core products run over K in one order whatever the tile
+height. The row sum of weights would not: its order follows the register layout, so weights are summed as
+integers, multiples of 2^-24, which is exact in any order.
 """
 
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from executor.kernels.kv import KVPools
 from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, ITEM_WORDS, BatchMeta
 from executor.kernels.worklist import TILE_KEYS, TILES_PER_SPLIT
-from policies.core.model import ModelShape
+from policies.core.models.shape import ModelShape
 
 LOG2_E = 1.4426950408889634
 
@@ -53,7 +55,8 @@ TILE_CLASSES = {torch.bfloat16: (16, 32, 64, 128), torch.float32: (16,)}
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Partial results of split tiles, one row per (query row, split): softmax maximum and sum, and the unnormalised output."""
+    """Partial results of split tiles, one row per (query row, split): softmax maximum and sum, and the
+    unnormalised output."""
 
     acc: torch.Tensor  # [max_partials, heads, head_dim] float32
     stats: torch.Tensor  # [max_partials, heads, 2] float32
@@ -61,7 +64,9 @@ class Workspace:
     @classmethod
     def allocate(cls, shape: ModelShape, max_partials: int, device: torch.device) -> "Workspace":
         size = (max_partials, shape.num_heads)
-        return cls(torch.zeros((*size, shape.head_dim), device=device), torch.zeros((*size, 2), device=device))
+        return cls(
+            torch.zeros((*size, shape.head_dim), device=device), torch.zeros((*size, 2), device=device)
+        )
 
 
 @jit
@@ -85,8 +90,9 @@ def load_tile(
 def attend_tile(b_q, o_position, o_key, b_k, b_v, b_max, b_sum, b_acc, scale_log2, IS_OPEN: tl.constexpr):
     """Softmax state of the current split after one more tile. In an open tile every row sees every key.
 
-    A weight w in [0, 1] becomes the integer w * 2^22 as the low bits of the float 2^23 + w * 2^22, and the bits are summed: the
-    sum is exact in any order, without a conversion. Each of 64 float patterns carries 0x4B000000 more, in all 3 << 30.
+    A weight w in [0, 1] becomes the integer w * 2^22 as the low bits of the float 2^23 + w * 2^22, and the
+    bits are summed: the sum is exact in any order, without a conversion. Each of 64 float patterns carries
+    0x4B000000 more, in all 3 << 30.
     """
     b_dot = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
     if not IS_OPEN:
@@ -96,7 +102,9 @@ def attend_tile(b_q, o_position, o_key, b_k, b_v, b_max, b_sum, b_acc, scale_log
     b_factor = tl.exp2((b_max - b_base) * scale_log2)
     b_offset = tl.broadcast_to((-b_base * scale_log2)[:, None], b_dot.shape)
     b_weight = tl.exp2(tl.fma(b_dot, tl.full(b_dot.shape, scale_log2, tl.float32), b_offset))
-    b_bits = tl.fma(b_weight, tl.full(b_dot.shape, 4194304.0, tl.float32), tl.full(b_dot.shape, 8388608.0, tl.float32))
+    b_bits = tl.fma(
+        b_weight, tl.full(b_dot.shape, 4194304.0, tl.float32), tl.full(b_dot.shape, 8388608.0, tl.float32)
+    )
     b_count = tl.sum(b_bits.to(tl.int32, bitcast=True), 1) + 1073741824
     b_sum = tl.fma(b_sum, b_factor, b_count.to(tl.float32) * (1.0 / 4194304.0))
     b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc * b_factor[:, None], input_precision="ieee")
@@ -105,17 +113,18 @@ def attend_tile(b_q, o_position, o_key, b_k, b_v, b_max, b_sum, b_acc, scale_log
 
 @jit(do_not_specialize=["depth_offset"])
 def attention_kernel(
-    p_q, p_k, p_v, p_groups, p_items, p_num_items, p_out, p_acc, p_stats, depth_offset, stride_q, stride_groups, planes, scale_log2,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES_PER_SPLIT: tl.constexpr, ITEM_WORDS: tl.constexpr,
-    NUM_STAGES: tl.constexpr, IS_FLAT: tl.constexpr,
+    p_q, p_k, p_v, p_groups, p_items, p_num_items, p_out, p_acc, p_stats, depth_offset, stride_q,
+    stride_groups, planes, scale_log2, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TILES_PER_SPLIT: tl.constexpr, ITEM_WORDS: tl.constexpr, NUM_STAGES: tl.constexpr, IS_FLAT: tl.constexpr,
 ):  # fmt: skip
     """A fixed number of programs share (item, head) units; layouts as in `AttentionLauncher.__call__`.
 
-    A flat walk is one loop over an item's tiles, one pipeline from end to end: best where loads are the limit. Splits begin and end
-    in it without a branch (a branch between tensor-core products makes ptxas serialise them): at a split's first tile the running
-    maximum is -inf, which scales what came before by 0; before its last tile the fold joins weight 0. Otherwise a loop over splits
-    holds one over open tiles and, where the diagonal crosses it, one over the rest: no masks and no fold in the steady state.
+    A flat walk is one loop over an item's tiles, one pipeline from end to end: best where loads are the
+    limit. Splits begin and end in it without a branch (a branch between tensor-core products makes ptxas
+    serialise them): at a split's first tile the running maximum is -inf, which scales what came before by 0;
+    before its last tile the fold joins weight 0. Otherwise a loop over splits holds one over open tiles and,
+    where the diagonal crosses it, one over the rest: no masks and no fold in the steady state.
     """
     allow_next()
     o_m = tl.arange(0, BLOCK_M)
@@ -137,7 +146,9 @@ def attention_kernel(
         o_row = first_row + o_m
         o_position = position + o_m
         wait_for_inputs()
-        b_q = tl.load(p_q + o_row[:, None] * stride_q + i_head * HEAD_DIM + o_d[None, :], mask=m_m[:, None], other=0.0)
+        b_q = tl.load(
+            p_q + o_row[:, None] * stride_q + i_head * HEAD_DIM + o_d[None, :], mask=m_m[:, None], other=0.0
+        )
         key_limit = position + num_rows
         o_kv_head = (i_head // (NUM_HEADS // NUM_KV_HEADS)) * BLOCK_SIZE * HEAD_DIM
         p_ring_groups = p_groups + ring * stride_groups
@@ -170,10 +181,14 @@ def attention_kernel(
                 )
                 is_end = ((i_tile + 1) % TILES_PER_SPLIT == 0) | (i_tile + 1 == end_tile)
                 b_folded_max = tl.where(is_end, b_split_max, float("-inf"))
-                b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_folded_max, b_split_sum, b_split_acc, scale_log2)
+                b_max, b_sum, b_acc = fold(
+                    b_max, b_sum, b_acc, b_folded_max, b_split_sum, b_split_acc, scale_log2
+                )
         else:
             end_open = (position + 1) // BLOCK_N
-            for i_split in range(first_tile // TILES_PER_SPLIT, (end_tile + TILES_PER_SPLIT - 1) // TILES_PER_SPLIT):
+            for i_split in range(
+                first_tile // TILES_PER_SPLIT, (end_tile + TILES_PER_SPLIT - 1) // TILES_PER_SPLIT
+            ):
                 begin = i_split * TILES_PER_SPLIT
                 end = tl.minimum(begin + TILES_PER_SPLIT, end_tile)
                 middle = tl.maximum(begin, tl.minimum(end, end_open))
@@ -196,7 +211,16 @@ def attention_kernel(
                         BLOCK_N,
                     )
                     b_split_max, b_split_sum, b_split_acc = attend_tile(
-                        b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, True
+                        b_q,
+                        o_position,
+                        o_key,
+                        b_k,
+                        b_v,
+                        b_split_max,
+                        b_split_sum,
+                        b_split_acc,
+                        scale_log2,
+                        True,
                     )
                 if middle < end:
                     for i_tile in tl.range(middle, end, num_stages=NUM_STAGES):
@@ -215,9 +239,20 @@ def attention_kernel(
                             BLOCK_N,
                         )
                         b_split_max, b_split_sum, b_split_acc = attend_tile(
-                            b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, False
+                            b_q,
+                            o_position,
+                            o_key,
+                            b_k,
+                            b_v,
+                            b_split_max,
+                            b_split_sum,
+                            b_split_acc,
+                            scale_log2,
+                            False,
                         )
-                b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2)
+                b_max, b_sum, b_acc = fold(
+                    b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2
+                )
 
         is_whole = (first_tile == 0) & (end_tile * BLOCK_N >= key_limit)
         if is_whole:
@@ -239,31 +274,51 @@ class AttentionLauncher:
     num_sms: int
 
     def __call__(
-        self, q: torch.Tensor, kv: KVPools, layer: int, meta: BatchMeta, tile_rows: int, depth_offset: int, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        kv: KVPools,
+        layer: int,
+        meta: BatchMeta,
+        tile_rows: int,
+        depth_offset: int,
+        out: torch.Tensor,
     ) -> None:
-        """q [rows, >= heads * head_dim] rows of any stride, out [rows, heads * head_dim]; rows that no item covers keep what they
-        hold. `meta` must have been packed with `tile_rows`; items name the plane of depth offset 0."""
+        """q [rows, >= heads * head_dim] rows of any stride, out [rows, heads * head_dim]; rows that no item
+        covers keep what they hold. `meta` must have been packed with `tile_rows`; items name the plane of
+        depth offset 0."""
         _, _, num_kv_heads, block_size, head_dim = kv.k.shape
         num_heads = out.shape[1] // head_dim
         config = CONFIGS[q.dtype, tile_rows]
         scale_log2 = head_dim**-0.5 * LOG2_E
         workspace = self.workspace
         attention_kernel[(self.num_sms * config.programs_per_sm,)](
-            q, kv.k[layer], kv.v[layer], kv.groups, meta.items, meta.header[HEADER_ITEMS:], out, workspace.acc, workspace.stats,
-            depth_offset, q.stride(0), kv.groups.stride(0), kv.planes, scale_log2, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_M=tile_rows, BLOCK_N=TILE_KEYS, TILES_PER_SPLIT=TILES_PER_SPLIT,
-            ITEM_WORDS=ITEM_WORDS, NUM_STAGES=config.num_stages, IS_FLAT=config.is_flat, num_warps=config.num_warps, **OVERLAP,
+            q, kv.k[layer], kv.v[layer], kv.groups, meta.items, meta.header[HEADER_ITEMS:], out,
+            workspace.acc, workspace.stats, depth_offset, q.stride(0), kv.groups.stride(0), kv.planes,
+            scale_log2, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+            BLOCK_SIZE=block_size, BLOCK_M=tile_rows, BLOCK_N=TILE_KEYS, TILES_PER_SPLIT=TILES_PER_SPLIT,
+            ITEM_WORDS=ITEM_WORDS, NUM_STAGES=config.num_stages, IS_FLAT=config.is_flat,
+            num_warps=config.num_warps, **OVERLAP,
         )  # fmt: skip
         num_combines = meta.header[HEADER_COMBINES:]
-        combine_triton(workspace.acc, workspace.stats, meta.combines, num_combines, self.num_sms, scale_log2, out)
+        combine_triton(
+            workspace.acc, workspace.stats, meta.combines, num_combines, self.num_sms, scale_log2, out
+        )
 
 
 def attention_torch(
-    q: torch.Tensor, kv: KVPools, layer: int, meta: BatchMeta, tile_rows: int, depth_offset: int, out: torch.Tensor
+    q: torch.Tensor,
+    kv: KVPools,
+    layer: int,
+    meta: BatchMeta,
+    tile_rows: int,
+    depth_offset: int,
+    out: torch.Tensor,
 ) -> None:
-    """Twin of `AttentionLauncher.__call__` in float32, bit-invariant too: tiles of `tile_rows` x TILE_KEYS are padded to full size.
+    """Twin of `AttentionLauncher.__call__` in float32, bit-invariant too: tiles of `tile_rows` x TILE_KEYS
+    are padded to full size.
 
-    Takes every tile once, by its first item, and walks all of its history. Tiles of equal history length run side by side.
+    Takes every tile once, by its first item, and walks all of its history. Tiles of equal history length run
+    side by side.
     """
     items = meta.items[: int(meta.header[HEADER_ITEMS])].long().cpu()
     items = items[items[:, 5] == 0]

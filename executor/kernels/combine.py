@@ -1,4 +1,5 @@
-"""Joins the partial results of rows whose history was split between work items, in the order of the splits."""
+"""Joins the partial results of rows whose history was split between work items, in the order of the
+splits."""
 
 import torch
 
@@ -42,13 +43,13 @@ def combine_kernel(
 
 
 def combine_triton(
-    acc: torch.Tensor, stats: torch.Tensor, combines: torch.Tensor, num_combines: torch.Tensor, num_sms: int, scale_log2: float,
-    out: torch.Tensor,
+    acc: torch.Tensor, stats: torch.Tensor, combines: torch.Tensor, num_combines: torch.Tensor, num_sms: int,
+    scale_log2: float, out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """acc [partials, heads, head_dim], stats [partials, heads, 2] float32; combines [max_rows, 4] and num_combines [>= 1] int32;
-    out [rows, heads * head_dim]. Rows that no entry names keep what they hold."""
+    """acc [partials, heads, head_dim], stats [partials, heads, 2] float32; combines [max_rows, 4] and
+    num_combines [>= 1] int32; out [rows, heads * head_dim]. Rows that no entry names keep what they hold."""
     _, num_heads, head_dim = acc.shape
     combine_kernel[(num_sms * PROGRAMS_PER_SM,)](
-        acc, stats, combines, num_combines, out, scale_log2, NUM_HEADS=num_heads, HEAD_DIM=head_dim, COMBINE_WORDS=COMBINE_WORDS,
-        num_warps=1, **OVERLAP,
+        acc, stats, combines, num_combines, out, scale_log2, NUM_HEADS=num_heads, HEAD_DIM=head_dim,
+        COMBINE_WORDS=COMBINE_WORDS, num_warps=1, **OVERLAP,
     )  # fmt: skip

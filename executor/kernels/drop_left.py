@@ -1,7 +1,9 @@
-"""Takes the rows out of a batch whose token had left the loop before it: with two batches in flight the host could not know.
+"""Takes the rows out of a batch whose token had left the loop before it: with two batches in flight the host
+could not know.
 
-Such a row computes like any other and leaves no trace: no K/V slot, no target in the hidden pool, no gate. This changes metadata,
-which overlapped kernels read early, so a kernel that waits for all of this one must come between.
+Such a row computes like any other and leaves no trace: no K/V slot, no target in the hidden pool, no gate.
+This changes metadata, which overlapped kernels read early, so a kernel that waits for all of this one must
+come between.
 """
 
 import torch
@@ -23,7 +25,8 @@ def drop_left_kernel(p_gates, p_left, p_slots, p_target_rows, NUM_LOOPS: tl.cons
 def drop_left_triton(
     gates: torch.Tensor, left: torch.Tensor, slots: torch.Tensor, target_rows: torch.Tensor, num_loops: int
 ) -> None:
-    """gates, slots, target_rows [rows] int32, changed in place; left [num_rings] int32. A row at depth 0 is a new token."""
+    """gates, slots, target_rows [rows] int32, changed in place; left [num_rings] int32. A row at depth 0 is a
+    new token."""
     drop_left_kernel[(gates.shape[0],)](gates, left, slots, target_rows, NUM_LOOPS=num_loops, num_warps=1)
 
 

@@ -1,6 +1,7 @@
 """Embeds rows whose token the host knows, or that was sampled and never left the device.
 
-A row's token is `token_ids[i]`, or when that is -1 `sampled[sampled_rows[i]]`; where both are -1, `out[i]` keeps what it holds.
+A row's token is `token_ids[i]`, or when that is -1 `sampled[sampled_rows[i]]`; where both are -1, `out[i]`
+keeps what it holds.
 """
 
 import torch
@@ -22,16 +23,27 @@ def embed_rows_kernel(p_embedding, p_token_ids, p_sampled, p_sampled_rows, p_out
 
 
 def embed_rows_triton(
-    embedding: torch.Tensor, token_ids: torch.Tensor, sampled: torch.Tensor, sampled_rows: torch.Tensor, out: torch.Tensor
+    embedding: torch.Tensor,
+    token_ids: torch.Tensor,
+    sampled: torch.Tensor,
+    sampled_rows: torch.Tensor,
+    out: torch.Tensor,
 ) -> None:
-    """embedding [vocab, hidden]; token_ids, sampled_rows [>= rows] int32; sampled [n] int32; out [rows, hidden]."""
+    """embedding [vocab, hidden]; token_ids, sampled_rows [>= rows] int32; sampled [n] int32; out [rows,
+    hidden]."""
     rows, size = out.shape
     block = block_for(size)
-    embed_rows_kernel[(rows,)](embedding, token_ids, sampled, sampled_rows, out, size, BLOCK=block, num_warps=4)
+    embed_rows_kernel[(rows,)](
+        embedding, token_ids, sampled, sampled_rows, out, size, BLOCK=block, num_warps=4
+    )
 
 
 def embed_rows_torch(
-    embedding: torch.Tensor, token_ids: torch.Tensor, sampled: torch.Tensor, sampled_rows: torch.Tensor, out: torch.Tensor
+    embedding: torch.Tensor,
+    token_ids: torch.Tensor,
+    sampled: torch.Tensor,
+    sampled_rows: torch.Tensor,
+    out: torch.Tensor,
 ) -> None:
     """Twin of `embed_rows_triton`."""
     rows = out.shape[0]

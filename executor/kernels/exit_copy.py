@@ -1,4 +1,5 @@
-"""LAST_EXITED: a decode token that leaves at depth e has its depth-e K/V copied into planes e+1 .. T-1, in every layer."""
+"""LAST_EXITED: a decode token that leaves at depth e has its depth-e K/V copied into planes e+1 .. T-1, in
+every layer."""
 
 import torch
 
@@ -17,7 +18,9 @@ def exit_copy_kernel(
         o_head = tl.arange(0, BLOCK_HEADS)[:, None]
         m_head = o_head < NUM_KV_HEADS
         o_dim = tl.arange(0, HEAD_DIM)[None, :]
-        o_in = ((slot // BLOCK_SIZE * NUM_KV_HEADS + o_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + o_dim
+        o_in = (
+            (slot // BLOCK_SIZE * NUM_KV_HEADS + o_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+        ) * HEAD_DIM + o_dim
         o_in += tl.program_id(1).to(tl.int64) * stride_layer
         b_k = tl.load(p_k + o_in, mask=m_head)
         b_v = tl.load(p_v + o_in, mask=m_head)
@@ -29,11 +32,12 @@ def exit_copy_kernel(
 
 
 def exit_copy_triton(k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor, planes: int) -> None:
-    """k, v whole pools; slots [rows] int32 of the tokens in the plane of their last loop (negative: nothing to copy)."""
+    """k, v whole pools; slots [rows] int32 of the tokens in the plane of their last loop (negative: nothing
+    to copy)."""
     num_layers, _, num_kv_heads, block_size, head_dim = k.shape
     exit_copy_kernel[(slots.shape[0], num_layers)](
-        k, v, slots, k.stride(0), PLANES=planes, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        BLOCK_HEADS=block_for(num_kv_heads), num_warps=4,
+        k, v, slots, k.stride(0), PLANES=planes, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, BLOCK_HEADS=block_for(num_kv_heads), num_warps=4,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""The exit gate and its rule, once a loop for every decode row: `1 - prod (1 - sigmoid(w . h + b)) >= threshold`, in float32.
+"""The exit gate and its rule, once a loop for every decode row: `1 - prod (1 - sigmoid(w . h + b)) >=
+threshold`, in float32.
 
-The product over the loops of a token lives on the device, one number for every ring. A row is told by its entry in `gates`,
-`ring * num_loops + depth`; -1 is no decode row.
+The product over the loops of a token lives on the device, one number for every ring. A row is told by its
+entry in `gates`, `ring * num_loops + depth`; -1 is no decode row.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,8 @@ from executor.kernels.lang import block_for, jit, tl
 
 
 class GateRule(NamedTuple):
-    """Leave after loop i in [`min_loops`, `max_loops`) once the gate says so by `threshold`. Later nothing is left to decide."""
+    """Leave after loop i in [`min_loops`, `max_loops`) once the gate says so by `threshold`. Later nothing is
+    left to decide."""
 
     threshold: float
     min_loops: int
@@ -45,24 +47,27 @@ def gate_kernel(
 
 
 def gate_triton(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gates: torch.Tensor, survival: torch.Tensor,
-    left: torch.Tensor, decisions: torch.Tensor, depth_offset: int, rule: GateRule,
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gates: torch.Tensor,
+    survival: torch.Tensor, left: torch.Tensor, decisions: torch.Tensor, depth_offset: int, rule: GateRule,
 ) -> None:  # fmt: skip
-    """hidden [rows, hidden] after a loop; weight [1, hidden]; bias [1]; gates [>= rows] int32 of the batch's first loop.
+    """hidden [rows, hidden] after a loop; weight [1, hidden]; bias [1]; gates [>= rows] int32 of the batch's
+    first loop.
 
-    Updates survival [num_rings] float32 and left [num_rings] int32, 1 for a token that has left; writes decisions [>= rows] int32,
-    1 for a row that leaves after this loop. The first loop of a token starts both anew.
+    Updates survival [num_rings] float32 and left [num_rings] int32, 1 for a token that has left; writes
+    decisions [>= rows] int32, 1 for a row that leaves after this loop. The first loop of a token starts both
+    anew.
     """
     rows, size = hidden.shape
     gate_kernel[(rows,)](
-        hidden, weight, bias, gates, survival, left, decisions, size, depth_offset, rule.threshold, MIN_LOOPS=rule.min_loops,
-        MAX_LOOPS=rule.max_loops, NUM_LOOPS=rule.num_loops, BLOCK=block_for(size), num_warps=4,
+        hidden, weight, bias, gates, survival, left, decisions, size, depth_offset, rule.threshold,
+        MIN_LOOPS=rule.min_loops, MAX_LOOPS=rule.max_loops, NUM_LOOPS=rule.num_loops, BLOCK=block_for(size),
+        num_warps=4,
     )  # fmt: skip
 
 
 def gate_torch(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gates: torch.Tensor, survival: torch.Tensor,
-    left: torch.Tensor, decisions: torch.Tensor, depth_offset: int, rule: GateRule,
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gates: torch.Tensor,
+    survival: torch.Tensor, left: torch.Tensor, decisions: torch.Tensor, depth_offset: int, rule: GateRule,
 ) -> None:  # fmt: skip
     """Twin of `gate_triton`; a row-wise sum, because a product's bits depend on its row count."""
     gates = gates[: hidden.shape[0]]

@@ -1,11 +1,13 @@
-"""Triton when it is installed, and a stand-in that lets the modules of this folder be imported when it is not.
+"""Triton when it is installed, and a stand-in that lets the modules of this folder be imported when it is
+not.
 
 Without Triton the decorated functions are never called: only the torch twins run.
 
-**Overlapping launches.** Kernels of the layer loop are launched with `**OVERLAP` (programmatic dependent launch, Hopper and later):
-one may start while the kernel before it still runs. Each calls `allow_next()` first and `wait_for_inputs()` before it touches
-anything that an earlier kernel of the batch writes; weights, rotation tables and metadata may be read before. A kernel launched
-without `**OVERLAP` waits for all of its predecessor, as always.
+**Overlapping launches.** Kernels of the layer loop are launched with `**OVERLAP` (programmatic dependent
+launch, Hopper and later): one may start while the kernel before it still runs. Each calls `allow_next()`
+first and `wait_for_inputs()` before it touches anything that an earlier kernel of the batch writes; weights,
+rotation tables and metadata may be read before. A kernel launched without `**OVERLAP` waits for all of its
+predecessor, as always.
 """
 
 import os
@@ -36,7 +38,9 @@ except ImportError:
 
 IS_COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") != "1")
 """False in Triton's interpreter, which knows no inline assembly."""
-OVERLAP: dict[str, Any] = {"launch_pdl": True} if HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0") != "1" else {}
+OVERLAP: dict[str, Any] = (
+    {"launch_pdl": True} if HAS_TRITON and os.environ.get("TRITON_INTERPRET", "0") != "1" else {}
+)
 
 
 @jit

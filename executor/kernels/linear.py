@@ -1,8 +1,9 @@
 """`x @ w.T` and what follows it, so that a row's bits do not depend on the rows beside it.
 
-On CUDA the qkv and gate+up products of few rows go to the fused kernels of `executor.kernels.product`, all else to cuBLAS under
-the environment of `executor.environment`, and what follows to a kernel of its own; both give the same bits. On a CPU the bits of a
-product depend on its row count, so every product there is made of tiles of exactly TILE_ROWS rows.
+On CUDA the qkv and gate+up products of few rows go to the fused kernels of `executor.kernels.product`, all
+else to cuBLAS under the environment of `executor.environment`, and what follows to a kernel of its own; both
+give the same bits. On a CPU the bits of a product depend on its row count, so every product there is made of
+tiles of exactly TILE_ROWS rows.
 """
 
 import torch
@@ -15,12 +16,13 @@ TILE_ROWS = 16
 
 FUSED = ProductConfig(block_m=16, block_n=16, block_k=256, num_warps=4, num_stages=4)
 CONFIGS: dict[str, dict[int, ProductConfig | None]] = {"rope": {16: FUSED}, "swiglu": {4: None, 16: FUSED}}
-"""Of bfloat16 on an H200, by the largest row count that each serves; None and above: cuBLAS. By `executor.tune layer`."""
+"""Of bfloat16 on an H200, by the largest row count that each serves; None and above: cuBLAS. By
+`executor.lab.tune layer`."""
 
 
 def config_for(kind: str, x: torch.Tensor, columns: int) -> ProductConfig | None:
-    """The fused kernel's configuration, or None where cuBLAS is to run: by the table, in other dtypes, and where its tiles do not
-    divide `columns` or the inner size."""
+    """The fused kernel's configuration, or None where cuBLAS is to run: by the table, in other dtypes, and
+    where its tiles do not divide `columns` or the inner size."""
     rows, size_in = x.shape
     config = next((config for limit, config in CONFIGS[kind].items() if rows <= limit), None)
     if config is None or x.dtype != torch.bfloat16 or size_in % config.block_k or columns % config.block_n:
@@ -34,7 +36,8 @@ def linear_cublas(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> N
 
 
 def linear_swiglu(x: torch.Tensor, gate_up: torch.Tensor, merged: torch.Tensor, out: torch.Tensor) -> None:
-    """out = silu(x @ gate.T) * (x @ up.T): x [rows, in], gate_up [2 * intermediate, in], out [rows, intermediate].
+    """out = silu(x @ gate.T) * (x @ up.T): x [rows, in], gate_up [2 * intermediate, in], out [rows,
+    intermediate].
 
     `merged` [rows, 2 * intermediate] is scratch: it may or may not be written.
     """
@@ -47,10 +50,11 @@ def linear_swiglu(x: torch.Tensor, gate_up: torch.Tensor, merged: torch.Tensor, 
 
 
 def linear_rope(
-    x: torch.Tensor, weight: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, slots: torch.Tensor,
-    k: torch.Tensor, v: torch.Tensor, depth_offset: int, qkv: torch.Tensor,
+    x: torch.Tensor, weight: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor,
+    slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, depth_offset: int, qkv: torch.Tensor,
 ) -> None:  # fmt: skip
-    """The rotated q of `x @ weight.T` to its place in `qkv`, rotated k and v to the pools; of `qkv` only q is defined afterwards.
+    """The rotated q of `x @ weight.T` to its place in `qkv`, rotated k and v to the pools; of `qkv` only q is
+    defined afterwards.
 
     x [rows, in], weight and qkv [.., (heads + 2 * kv_heads) * head_dim]; the rest as for `rope_write_triton`.
     """
@@ -74,15 +78,17 @@ def linear_tiled(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> No
         out[whole:] = torch.mm(tail, weight.t())[: rows - whole]
 
 
-def linear_swiglu_tiled(x: torch.Tensor, gate_up: torch.Tensor, merged: torch.Tensor, out: torch.Tensor) -> None:
+def linear_swiglu_tiled(
+    x: torch.Tensor, gate_up: torch.Tensor, merged: torch.Tensor, out: torch.Tensor
+) -> None:
     """Twin of `linear_swiglu`."""
     linear_tiled(x, gate_up, merged)
     swiglu_torch(merged, out)
 
 
 def linear_rope_tiled(
-    x: torch.Tensor, weight: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, slots: torch.Tensor,
-    k: torch.Tensor, v: torch.Tensor, depth_offset: int, qkv: torch.Tensor,
+    x: torch.Tensor, weight: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor,
+    slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, depth_offset: int, qkv: torch.Tensor,
 ) -> None:  # fmt: skip
     """Twin of `linear_rope`."""
     linear_tiled(x, weight, qkv)

@@ -1,7 +1,9 @@
-"""What the kernels read about a batch: one int32 buffer with fixed offsets, so that one copy updates everything a graph reads.
+"""What the kernels read about a batch: one int32 buffer with fixed offsets, so that one copy updates
+everything a graph reads.
 
-A buffer belongs to a row bucket. Fields in order (words): header, the row fields (`max_rows` each), combine entries, work items.
-Items come last and only their used prefix is copied. `executor.kernels.worklist` fills the host side.
+A buffer belongs to a row bucket. Fields in order (words): header, the row fields (`max_rows` each), combine
+entries, work items. Items come last and only their used prefix is copied. `executor.kernels.worklist` fills
+the host side.
 """
 
 from dataclasses import dataclass
@@ -15,20 +17,23 @@ HEADER_ROWS, HEADER_ITEMS, HEADER_COMBINES = 0, 1, 2
 ROW_FIELDS = ("positions", "slots", "token_ids", "sampled_rows", "source_rows", "target_rows", "gates")
 """Order matters: `Packer.pack` fills neighbours together."""
 COMBINE_WORDS = 4
-"""Of one row whose history was split: its row, its first partial row, the distance to the next split's, the number of splits."""
+"""Of one row whose history was split: its row, its first partial row, the distance to the next split's, the
+number of splits."""
 ITEM_WORDS = 8
-"""Of one work item: first row, number of rows, position of the first row, ring, depth plane, first history tile, end history tile,
-first partial row."""
+"""Of one work item: first row, number of rows, position of the first row, ring, depth plane, first history
+tile, end history tile, first partial row."""
 MAX_PARTIALS = 32768
-"""Rows of the attention workspace: 512 query rows over 32,768 tokens of history, every 512 of them apart. With 8,192 one of four
-tiles of 128 rows over 8,192 tokens stayed whole and took the batch from 5 to 11 ms."""
+"""Rows of the attention workspace: 512 query rows over 32,768 tokens of history, every 512 of them apart.
+With 8,192 one of four tiles of 128 rows over 8,192 tokens stayed whole and took the batch from 5 to 11 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetaLayout:
-    """Capacities of one metadata buffer: rows of the bucket, attention work items, and rows of partial results.
+    """Capacities of one metadata buffer: rows of the bucket, attention work items, and rows of partial
+    results.
 
-    `max_partials` is the height of the attention workspace; the planner falls back to unsplit items when it is full.
+    `max_partials` is the height of the attention workspace; the planner falls back to unsplit items when it
+    is full.
     """
 
     max_rows: int
@@ -37,7 +42,8 @@ class MetaLayout:
 
     @classmethod
     def for_rows(cls, max_rows: int, max_partials: int = MAX_PARTIALS) -> "MetaLayout":
-        """Capacities that any batch of `max_rows` rows fits: every row may be a tile of its own, splits come on top."""
+        """Capacities that any batch of `max_rows` rows fits: every row may be a tile of its own, splits come
+        on top."""
         return cls(max_rows, max_rows + 1024, max_partials)
 
     @property
@@ -69,7 +75,8 @@ class MetaLayout:
 
 @dataclass(frozen=True, slots=True)
 class HostMeta:
-    """The host side: a (pinned) torch buffer and numpy views of the same memory. Not to be rewritten before its copy has run."""
+    """The host side: a (pinned) torch buffer and numpy views of the same memory. Not to be rewritten before
+    its copy has run."""
 
     layout: MetaLayout
     buffer: torch.Tensor  # [num_words] int32
@@ -95,8 +102,9 @@ class HostMeta:
 class BatchMeta:
     """The device side: static tensors whose addresses a captured graph may keep.
 
-    Padding rows have slot -1 (nothing is written), position 0, and -1 in every row index. In `token_ids` -1 means that the row's
-    token is `sampled[sampled_rows]`; where both are -1 the row is not embedded but gathered from hidden row `source_rows`.
+    Padding rows have slot -1 (nothing is written), position 0, and -1 in every row index. In `token_ids` -1
+    means that the row's token is `sampled[sampled_rows]`; where both are -1 the row is not embedded but
+    gathered from hidden row `source_rows`.
     """
 
     layout: MetaLayout

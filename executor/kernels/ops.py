@@ -1,4 +1,5 @@
-"""One set of operations per device: Triton and cuBLAS on CUDA, the torch twins on a CPU. The model is written against this."""
+"""One set of operations per device: Triton and cuBLAS on CUDA, the torch twins on a CPU. The model is written
+against this."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +8,18 @@ from typing import Any
 import torch
 
 from executor.kernels import attention as attn
-from executor.kernels import drop_left, embed_rows, exit_copy, gate, gather_rows, linear, residual_norms, rms_norm, scatter_rows
-from policies.core.model import BF16_BYTES, ModelShape
+from executor.kernels import (
+    drop_left,
+    embed_rows,
+    exit_copy,
+    gate,
+    gather_rows,
+    linear,
+    residual_norms,
+    rms_norm,
+    scatter_rows,
+)
+from policies.core.models.shape import BF16_BYTES, ModelShape
 
 Op = Callable[..., Any]
 
@@ -17,8 +28,8 @@ Op = Callable[..., Any]
 class Ops:
     """Arguments and effects of each are those of the launcher named like it in its own file.
 
-    `tile_classes` are the query-tile heights that `attention` accepts and `attention_slots` the work units that run at once; both
-    go to the packer.
+    `tile_classes` are the query-tile heights that `attention` accepts and `attention_slots` the work units
+    that run at once; both go to the packer.
     """
 
     linear: Op
@@ -38,7 +49,8 @@ class Ops:
 
 
 def torch_ops() -> Ops:
-    """The twins: any device, float32 accumulation; what a CPU runs. Attention tiles always have 16 rows, so bits never change."""
+    """The twins: any device, float32 accumulation; what a CPU runs. Attention tiles always have 16 rows, so
+    bits never change."""
     return Ops(
         linear=linear.linear_tiled,
         linear_rope=linear.linear_rope_tiled,
@@ -58,8 +70,8 @@ def torch_ops() -> Ops:
 
 
 def triton_ops(workspace: attn.Workspace, num_sms: int, dtype: torch.dtype) -> Ops:
-    """The kernels for activations of `dtype` (bfloat16 or float32), attention's partial results in `workspace`, grids for `num_sms`
-    multiprocessors."""
+    """The kernels for activations of `dtype` (bfloat16 or float32), attention's partial results in
+    `workspace`, grids for `num_sms` multiprocessors."""
     return Ops(
         linear=linear.linear_cublas,
         linear_rope=linear.linear_rope,
@@ -79,7 +91,8 @@ def triton_ops(workspace: attn.Workspace, num_sms: int, dtype: torch.dtype) -> O
 
 
 def select_ops(shape: ModelShape, max_partials: int, device: torch.device) -> Ops:
-    """The operations for `device`; on CUDA this allocates the attention workspace. The dtype is that of `shape.dtype_bytes`."""
+    """The operations for `device`; on CUDA this allocates the attention workspace. The dtype is that of
+    `shape.dtype_bytes`."""
     if device.type == "cpu":
         return torch_ops()
     dtype = torch.bfloat16 if shape.dtype_bytes == BF16_BYTES else torch.float32

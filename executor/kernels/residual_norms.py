@@ -29,16 +29,30 @@ def residual_norms_kernel(p_x, p_h, p_w_post, p_w_next, p_h_out, p_y, size, eps,
 
 
 def residual_norms_triton(
-    x: torch.Tensor, h: torch.Tensor, w_post: torch.Tensor, w_next: torch.Tensor, eps: float, h_out: torch.Tensor, y: torch.Tensor
+    x: torch.Tensor,
+    h: torch.Tensor,
+    w_post: torch.Tensor,
+    w_next: torch.Tensor,
+    eps: float,
+    h_out: torch.Tensor,
+    y: torch.Tensor,
 ) -> None:
     """All rows [rows, hidden] contiguous; `h_out` may be `h`, `y` may be `x`; `y` and `h_out` must differ."""
     rows, size = x.shape
     block = block_for(size)
-    residual_norms_kernel[(rows,)](x, h, w_post, w_next, h_out, y, size, eps, BLOCK=block, num_warps=4, **OVERLAP)
+    residual_norms_kernel[(rows,)](
+        x, h, w_post, w_next, h_out, y, size, eps, BLOCK=block, num_warps=4, **OVERLAP
+    )
 
 
 def residual_norms_torch(
-    x: torch.Tensor, h: torch.Tensor, w_post: torch.Tensor, w_next: torch.Tensor, eps: float, h_out: torch.Tensor, y: torch.Tensor
+    x: torch.Tensor,
+    h: torch.Tensor,
+    w_post: torch.Tensor,
+    w_next: torch.Tensor,
+    eps: float,
+    h_out: torch.Tensor,
+    y: torch.Tensor,
 ) -> None:
     """Twin of `residual_norms_triton`."""
     h_out.copy_(h.float() + normalise(x.float(), w_post, eps))

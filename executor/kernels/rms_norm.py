@@ -7,7 +7,8 @@ from executor.kernels.lang import OVERLAP, allow_next, block_for, jit, tl, wait_
 
 @jit
 def rms_norm_kernel(p_x, p_w, p_y, size, eps, BLOCK: tl.constexpr):
-    """One program per row, the whole row in one block: the order of the sum never depends on how many rows there are."""
+    """One program per row, the whole row in one block: the order of the sum never depends on how many rows
+    there are."""
     i_row = tl.program_id(0).to(tl.int64)
     o_x = tl.arange(0, BLOCK)
     m_x = o_x < size

@@ -1,13 +1,13 @@
 """RoPE and the paged KV write in one pass over the merged qkv rows.
 
-Rotates q in place (split halves, float32 cosines from a table), rotates k and stores k and v at the row's slot. A row whose slot is
-negative is padding and writes nothing to the pools.
+Rotates q in place (split halves, float32 cosines from a table), rotates k and stores k and v at the row's
+slot. A row whose slot is negative is padding and writes nothing to the pools.
 """
 
 import torch
 
 from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
-from policies.core.model import ModelShape
+from policies.core.models.shape import ModelShape
 
 BLOCK_HEADS = 16
 
@@ -24,8 +24,8 @@ def rotate(b_lo, b_hi, b_cos, b_sin):
 
 @jit(do_not_specialize=["slot_offset"])
 def rope_write_kernel(
-    p_qkv, p_cos, p_sin, p_positions, p_slots, p_k, p_v, slot_offset,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    p_qkv, p_cos, p_sin, p_positions, p_slots, p_k, p_v, slot_offset, NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
     """Programs: (row, block of heads); heads are q, then k, then v."""
     i_row = tl.program_id(0).to(tl.int64)
@@ -45,7 +45,9 @@ def rope_write_kernel(
     b_lo = tl.load(p_lo, mask=m_q | m_k | m_v, other=0.0)
     b_hi = tl.load(p_lo + HALF, mask=m_q | m_k | m_v, other=0.0)
 
-    b_lo_rotated, b_hi_rotated = rotate(b_lo, b_hi, tl.broadcast_to(b_cos, b_lo.shape), tl.broadcast_to(b_sin, b_lo.shape))
+    b_lo_rotated, b_hi_rotated = rotate(
+        b_lo, b_hi, tl.broadcast_to(b_cos, b_lo.shape), tl.broadcast_to(b_sin, b_lo.shape)
+    )
     tl.store(p_lo, b_lo_rotated, mask=m_q)
     tl.store(p_lo + HALF, b_hi_rotated, mask=m_q)
 
@@ -60,8 +62,11 @@ def rope_write_kernel(
         tl.store(p_v + o_pool + HALF, b_hi, mask=m_v)
 
 
-def rope_table(shape: ModelShape, max_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [max_positions, head_dim / 2] float32, computed on the CPU so that they are the same for every device."""
+def rope_table(
+    shape: ModelShape, max_positions: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [max_positions, head_dim / 2] float32, computed on the CPU so that they are the same
+    for every device."""
     exponent = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angle = torch.arange(max_positions, dtype=torch.float32)[:, None] * (1.0 / shape.rope_theta**exponent)
     return angle.cos().to(device), angle.sin().to(device)
@@ -71,14 +76,16 @@ def rope_write_triton(
     qkv: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, slots: torch.Tensor,
     k: torch.Tensor, v: torch.Tensor, depth_offset: int,
 ) -> None:  # fmt: skip
-    """qkv [rows, (heads + 2 * kv_heads) * head_dim] contiguous; positions, slots [>= rows] int32; k, v one layer of the pools,
-    [num_blocks, kv_heads, block_size, head_dim]. Slots name the plane of depth offset 0."""
+    """qkv [rows, (heads + 2 * kv_heads) * head_dim] contiguous; positions, slots [>= rows] int32; k, v one
+    layer of the pools, [num_blocks, kv_heads, block_size, head_dim]. Slots name the plane of depth offset
+    0."""
     _, num_kv_heads, block_size, head_dim = k.shape
     rows, num_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads
     grid = (rows, -(-(num_heads + 2 * num_kv_heads) // BLOCK_HEADS))
     rope_write_kernel[grid](
-        qkv, *rope, positions, slots, k, v, depth_offset * block_size, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
-        HALF=head_dim // 2, BLOCK_SIZE=block_size, BLOCK_HEADS=BLOCK_HEADS, num_warps=4, **OVERLAP,
+        qkv, *rope, positions, slots, k, v, depth_offset * block_size, NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads, HALF=head_dim // 2, BLOCK_SIZE=block_size, BLOCK_HEADS=BLOCK_HEADS,
+        num_warps=4, **OVERLAP,
     )  # fmt: skip
 
 

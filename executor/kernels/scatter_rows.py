@@ -16,7 +16,8 @@ def scatter_rows_kernel(p_source, p_index, p_target, size, BLOCK: tl.constexpr):
 
 
 def scatter_rows_triton(source: torch.Tensor, index: torch.Tensor, target: torch.Tensor) -> None:
-    """source [rows, size], index [>= rows] int32 without duplicates, target [n, size]; contiguous, one dtype."""
+    """source [rows, size], index [>= rows] int32 without duplicates, target [n, size]; contiguous, one
+    dtype."""
     rows, size = source.shape
     scatter_rows_kernel[(rows,)](source, index, target, size, BLOCK=block_for(size), num_warps=4)
 

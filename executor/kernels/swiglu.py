@@ -34,6 +34,7 @@ def swiglu_triton(gate_up: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def swiglu_torch(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """Twin of `swiglu_triton`. Written with exp: torch's sigmoid and silu round the tail of a buffer differently from its body."""
+    """Twin of `swiglu_triton`. Written with exp: torch's sigmoid and silu round the tail of a buffer
+    differently from its body."""
     gate, up = gate_up.float().chunk(2, dim=1)
     out.copy_(gate / (1.0 + torch.exp(-gate)) * up)

@@ -1,8 +1,10 @@
-"""Packs a batch's segments into its metadata: rows, slots, and attention's work list. Host only, numpy, no device.
+"""Packs a batch's segments into its metadata: rows, slots, and attention's work list. Host only, numpy, no
+device.
 
-History is cut at two fixed grids of absolute positions: tiles of TILE_KEYS and splits of SPLIT_KEYS. What is added to what in which
-order follows from a row's position alone. How the *work* is divided is free: an item is either all splits of a tile of query rows
-(folded in registers) or one split of it (folded by the combine kernel, same operations, same order), whichever fills the device.
+History is cut at two fixed grids of absolute positions: tiles of TILE_KEYS and splits of SPLIT_KEYS. What is
+added to what in which order follows from a row's position alone. How the *work* is divided is free: an item
+is either all splits of a tile of query rows (folded in registers) or one split of it (folded by the combine
+kernel, same operations, same order), whichever fills the device.
 """
 
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ SPLIT_KEYS = 512
 TILES_PER_SPLIT = SPLIT_KEYS // TILE_KEYS
 
 SEGMENT_FIELDS = ("ring", "plane", "token_start", "token_count", "source_start", "target_start")
-"""Columns of a segment: one range at one depth. `plane` is the one of its K/V, `source_start` and `target_start` are the first rows
-in the hidden pool that it is read from and written to; -1 means not at all."""
+"""Columns of a segment: one range at one depth. `plane` is the one of its K/V, `source_start` and
+`target_start` are the first rows in the hidden pool that it is read from and written to; -1 means not at
+all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,10 @@ class PackedBatch:
 class Packer:
     """Packs batches for one model and device.
 
-    `host_groups` is the host's copy of the block-group table [num_rings, groups_per_ring]; `tile_classes` are the query-tile
-    heights that the device has kernels for, ascending; `slots` is how many work units of up to 64 rows run at once (programs of the
-    attention grid; a taller one takes the room of several); `num_heads` units come of every item.
+    `host_groups` is the host's copy of the block-group table [num_rings, groups_per_ring]; `tile_classes` are
+    the query-tile heights that the device has kernels for, ascending; `slots` is how many work units of up to
+    64 rows run at once (programs of the attention grid; a taller one takes the room of several); `num_heads`
+    units come of every item.
     """
 
     host_groups: np.ndarray
@@ -48,10 +52,12 @@ class Packer:
     def pack(self, host: HostMeta, segments: np.ndarray) -> PackedBatch:
         """Write `segments` [n, 6] (columns SEGMENT_FIELDS, in batch order) into `host`.
 
-        Fills header, positions, slots, source_rows, target_rows, combines and items; sets token_ids, sampled_rows and gates to
-        -1 for the caller to overwrite. Raises `ValueError` when the rows do not fit the bucket.
+        Fills header, positions, slots, source_rows, target_rows, combines and items; sets token_ids,
+        sampled_rows and gates to -1 for the caller to overwrite. Raises `ValueError` when the rows do not fit
+        the bucket.
 
-        40 rows from position 280 in tiles of 16 make tiles of 16, 16 and 8 rows; the first needs keys [0, 296): 2 splits.
+        40 rows from position 280 in tiles of 16 make tiles of 16, 16 and 8 rows; the first needs keys [0,
+        296): 2 splits.
         """
         ring, depth, start, count, source, target = segments.T
         num_rows = int(count.sum())
@@ -81,10 +87,13 @@ class Packer:
         return PackedBatch(num_rows, tile_rows, host.layout.item_offset + ITEM_WORDS * num_items)
 
     def tile_rows_for(self, longest: int) -> int:
-        """The smallest class that holds the longest range, or the largest class. A batch has one: graphs are kept per class."""
+        """The smallest class that holds the longest range, or the largest class. A batch has one: graphs are
+        kept per class."""
         return next((rows for rows in self.tile_classes if rows >= longest), self.tile_classes[-1])
 
-    def _pack_items(self, host: HostMeta, segments: np.ndarray, first_row: np.ndarray, tile_rows: int) -> tuple[int, int]:
+    def _pack_items(
+        self, host: HostMeta, segments: np.ndarray, first_row: np.ndarray, tile_rows: int
+    ) -> tuple[int, int]:
         count = segments[:, 3]
         tiles_of = -(-count // tile_rows)
         segment = np.arange(len(segments)).repeat(tiles_of)
@@ -107,7 +116,9 @@ class Packer:
         items = np.empty((len(tile), ITEM_WORDS), dtype=np.int32)
         items[:, :5] = tiles[tile]
         items[:, 5] = begin_tile = split * TILES_PER_SPLIT
-        items[:, 6] = end_tile = np.where(is_split[tile], np.minimum(begin_tile + TILES_PER_SPLIT, end_tile), end_tile)
+        items[:, 6] = end_tile = np.where(
+            is_split[tile], np.minimum(begin_tile + TILES_PER_SPLIT, end_tile), end_tile
+        )
         items[:, 7] = first_partial[tile] + split * rows[tile]
         longest_first = np.argsort(begin_tile - end_tile, kind="stable")
         host.items[: len(tile)] = items[longest_first]
@@ -124,8 +135,11 @@ class Packer:
         combines[:, 3] = (position[tile] + within) // SPLIT_KEYS + 1
         return len(items), len(tile)
 
-    def _choose_split(self, host: HostMeta, rows: np.ndarray, num_splits: np.ndarray, slots: int) -> np.ndarray:
-        """Which tiles are cut into one item per split: those well above an even share of `slots`, while capacities last.
+    def _choose_split(
+        self, host: HostMeta, rows: np.ndarray, num_splits: np.ndarray, slots: int
+    ) -> np.ndarray:
+        """Which tiles are cut into one item per split: those well above an even share of `slots`, while
+        capacities last.
 
         Partial results cost traffic, so a tile that is a split longer than its equals stays whole.
         """

@@ -1,1 +1,2 @@
-"""Ouro in torch: shapes, weights, checkpoints, the fast path over flat rows, sampling, and the float64 oracle."""
+"""Ouro in torch: shapes, weights, checkpoints, the fast path over flat rows, sampling, and the float64
+oracle."""

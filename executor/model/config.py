@@ -1,4 +1,5 @@
-"""From the `model:` value of a run to a shape and, when there is one, the folder of its checkpoint. Reads no tensor."""
+"""From the `model:` value of a run to a shape and, when there is one, the folder of its checkpoint. Reads no
+tensor."""
 
 import re
 from dataclasses import dataclass
@@ -6,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from policies.core.errors import InputError
-from policies.core.hf_config import shape_from_hf_config
-from policies.core.model import SHIPPED_MODELS, ModelShape
+from policies.core.models.hf_config import shape_from_hf_config
+from policies.core.models.shape import SHIPPED_MODELS, ModelShape
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
@@ -16,7 +17,8 @@ KERNEL_HEAD_DIMS = (16, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model to run: its shape, and the checkpoint folder its weights come from (None: seeded random weights)."""
+    """A model to run: its shape, and the checkpoint folder its weights come from (None: seeded random
+    weights)."""
 
     shape: ModelShape
     checkpoint: Path | None
@@ -25,8 +27,8 @@ class ModelSource:
 def resolve_model(spec: str) -> ModelSource:
     """What `spec` names: a shipped shape, a `config.json` (random weights), a checkpoint folder, or a hub id.
 
-    A folder without weights counts as its `config.json`. A hub id (`owner/name`) is resolved through huggingface_hub when that is
-    installed. Raises `InputError` naming what was given and what was expected.
+    A folder without weights counts as its `config.json`. A hub id (`owner/name`) is resolved through
+    huggingface_hub when that is installed. Raises `InputError` naming what was given and what was expected.
     """
     if spec in SHIPPED_MODELS:
         if not spec.startswith("ouro"):
@@ -36,11 +38,17 @@ def resolve_model(spec: str) -> ModelSource:
     if not path.exists():
         if not HUB_ID.fullmatch(spec) or spec.endswith(".json"):
             names = ", ".join(SHIPPED_MODELS)
-            raise InputError(f"model: expected one of {names}, a config.json or a checkpoint folder, found {spec!r}, which is none")
+            raise InputError(
+                f"model: expected one of {names}, a config.json or a checkpoint folder, found {spec!r}, "
+                "which is none"
+            )
         path = _from_hub(spec)
     shape = shape_from_hf_config(path)
     if shape.head_dim not in KERNEL_HEAD_DIMS:
-        raise InputError(f"{path}: head_dim is {shape.head_dim}, the executor supports {', '.join(map(str, KERNEL_HEAD_DIMS))}")
+        raise InputError(
+            f"{path}: head_dim is {shape.head_dim}, the executor supports "
+            f"{', '.join(map(str, KERNEL_HEAD_DIMS))}"
+        )
     has_weights = path.is_dir() and any(path.glob("*.safetensors*"))
     return ModelSource(shape, path if has_weights else None)
 
@@ -48,13 +56,17 @@ def resolve_model(spec: str) -> ModelSource:
 def _from_hub(spec: str) -> Path:
     if find_spec("huggingface_hub") is None:
         raise InputError(
-            f"model: {spec!r} is no local path, and a hub id needs the package huggingface_hub, which is not installed: "
-            "pip install huggingface_hub or give a checkpoint folder"
+            f"model: {spec!r} is no local path, and a hub id needs the package huggingface_hub, which is not "
+            "installed: pip install huggingface_hub or give a checkpoint folder"
         )
     import huggingface_hub
 
     try:
         return Path(huggingface_hub.snapshot_download(spec, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub client raises a dozen unrelated classes; each means that the id was not resolved
+    except (
+        Exception
+    ) as error:  # the hub client raises a dozen unrelated classes; each means that the id was not resolved
         reason = str(error).strip().splitlines()[:1]
-        raise InputError(f"model: hub id {spec!r} could not be resolved: {type(error).__name__} {' '.join(reason)}") from None
+        raise InputError(
+            f"model: hub id {spec!r} could not be resolved: {type(error).__name__} {' '.join(reason)}"
+        ) from None

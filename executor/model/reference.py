@@ -1,7 +1,8 @@
 """An independent dense Ouro in float64: the oracle of the tests, straight from the published description.
 
-Shares no code with the fast path: separate projections by their published names, a full causal mask, no cache, no tiles. With a
-fixed depth LAST_EXITED decoding is the same function, so row i of the result is also what a decode step at position i must give.
+Shares no code with the fast path: separate projections by their published names, a full causal mask, no
+cache, no tiles. With a fixed depth LAST_EXITED decoding is the same function, so row i of the result is also
+what a decode step at position i must give.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from policies.core.model import ModelShape
+from policies.core.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,9 @@ class DenseResult:
     logits: torch.Tensor  # [tokens, vocab] float64
 
 
-def dense_forward(shape: ModelShape, tensors: Mapping[str, torch.Tensor], token_ids: torch.Tensor) -> DenseResult:
+def dense_forward(
+    shape: ModelShape, tensors: Mapping[str, torch.Tensor], token_ids: torch.Tensor
+) -> DenseResult:
     """Run the whole sequence `token_ids` [tokens] through all loops, on the device where the tokens are.
 
     `tensors` holds the published names; any floating dtype, same device.
@@ -37,7 +40,9 @@ def dense_forward(shape: ModelShape, tensors: Mapping[str, torch.Tensor], token_
     tokens = token_ids.shape[0]
     half = shape.head_dim // 2
     inverse_frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float64, device=device) / half)
-    angle = torch.arange(tokens, dtype=torch.float64, device=device)[:, None] * inverse_frequency  # [tokens, head_dim / 2]
+    angle = (
+        torch.arange(tokens, dtype=torch.float64, device=device)[:, None] * inverse_frequency
+    )  # [tokens, head_dim / 2]
     cosine, sine = torch.cat((angle, angle), 1).cos(), torch.cat((angle, angle), 1).sin()
     future = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
 
@@ -53,7 +58,9 @@ def dense_forward(shape: ModelShape, tensors: Mapping[str, torch.Tensor], token_
         key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
         scores = torch.einsum("ihd,jhd->hij", query, key) / shape.head_dim**0.5
         probability = scores.masked_fill(future, float("-inf")).softmax(-1)
-        return torch.einsum("hij,jhd->ihd", probability, value).reshape(tokens, -1) @ get(at + "o_proj.weight").T
+        return (
+            torch.einsum("hij,jhd->ihd", probability, value).reshape(tokens, -1) @ get(at + "o_proj.weight").T
+        )
 
     def mlp(x: torch.Tensor, at: str) -> torch.Tensor:
         gate = x @ get(at + "gate_proj.weight").T

@@ -1,7 +1,9 @@
-"""From logits to token ids, on the device, row by row: a row's token never depends on the batch it is sampled in.
+"""From logits to token ids, on the device, row by row: a row's token never depends on the batch it is sampled
+in.
 
-Sampling adds Gumbel noise to the scaled logits and takes the largest. The noise of (row seed, token id) comes from a counter-based
-hash, not from a stream that rows share. top-p's cumulative sum is taken over integers, which is exact in any order.
+Sampling adds Gumbel noise to the scaled logits and takes the largest. The noise of (row seed, token id) comes
+from a counter-based hash, not from a stream that rows share. top-p's cumulative sum is taken over integers,
+which is exact in any order.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ FIXED_POINT = 2.0**40
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Settings of every row. Temperature 0 is greedy, top_k 0 and top_p 1 keep every token; `seeds` come from `row_seed`."""
+    """Settings of every row. Temperature 0 is greedy, top_k 0 and top_p 1 keep every token; `seeds` come from
+    `row_seed`."""
 
     temperature: torch.Tensor  # [rows] float32
     top_k: torch.Tensor  # [rows] int32
@@ -25,7 +28,8 @@ class SamplingRows:
 
 
 def row_seed(seed: int, request_id: int, position: int) -> int:
-    """The seed of the token that follows `position` of a request: a signed 64-bit integer, the same in every batch and policy."""
+    """The seed of the token that follows `position` of a request: a signed 64-bit integer, the same in every
+    batch and policy."""
     state = 0
     for value in (seed, request_id, position):
         state = _mix_int((state + value + GOLDEN) & MASK)
@@ -38,7 +42,8 @@ def greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def sample(logits: torch.Tensor, rows: SamplingRows, out: torch.Tensor) -> None:
-    """Draw a token of every row: logits [rows, vocab] to out [rows] int32. top-k cuts before top-p, which renormalises."""
+    """Draw a token of every row: logits [rows, vocab] to out [rows] int32. top-k cuts before top-p, which
+    renormalises."""
     wide = logits.double()
     is_random = (rows.temperature > 0)[:, None]
     scaled = wide / torch.where(is_random, rows.temperature.double()[:, None], 1.0)

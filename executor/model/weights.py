@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from policies.core.model import ModelShape
+from policies.core.models.shape import ModelShape
 
 Fill = Callable[[str, torch.Tensor], None]
 """Writes the values of one published tensor, by name, into a view of its place."""
@@ -56,7 +56,12 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         shapes[at + "mlp.gate_proj.weight"] = (inter, hidden)
         shapes[at + "mlp.up_proj.weight"] = (inter, hidden)
         shapes[at + "mlp.down_proj.weight"] = (hidden, inter)
-        for norm in ("input_layernorm", "input_layernorm_2", "post_attention_layernorm", "post_attention_layernorm_2"):
+        for norm in (
+            "input_layernorm",
+            "input_layernorm_2",
+            "post_attention_layernorm",
+            "post_attention_layernorm_2",
+        ):
             shapes[f"{at}{norm}.weight"] = (hidden,)
     shapes["model.norm.weight"] = (hidden,)
     shapes["model.early_exit_gate.weight"] = (1, hidden)
@@ -71,7 +76,8 @@ def weight_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
 
 
 def build_weights(shape: ModelShape, dtype: torch.dtype, device: torch.device, fill: Fill) -> Weights:
-    """Allocate the merged tensors and let `fill` write every published tensor into the view that belongs to it."""
+    """Allocate the merged tensors and let `fill` write every published tensor into the view that belongs to
+    it."""
     weights = _allocate(shape, dtype, device)
     for name, view in named_tensors(shape, weights):
         fill(name, view)
@@ -79,10 +85,12 @@ def build_weights(shape: ModelShape, dtype: torch.dtype, device: torch.device, f
 
 
 def random_weights(shape: ModelShape, seed: int, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Seeded random weights: matrices N(0, 1 / fan_in), norms 1 + N(0, 0.01), so that states keep unit size at every depth.
+    """Seeded random weights: matrices N(0, 1 / fan_in), norms 1 + N(0, 0.01), so that states keep unit size
+    at every depth.
 
-    Each tensor has a generator of its own, seeded from (seed, name): a tensor's values do not depend on the others. They are drawn
-    in float32 on the target device, so they are the same on every run of one kind of device, and differ between CPU and CUDA.
+    Each tensor has a generator of its own, seeded from (seed, name): a tensor's values do not depend on the
+    others. They are drawn in float32 on the target device, so they are the same on every run of one kind of
+    device, and differ between CPU and CUDA.
     """
 
     def fill(name: str, view: torch.Tensor) -> None:
@@ -115,7 +123,12 @@ def named_tensors(shape: ModelShape, weights: Weights) -> Iterator[tuple[str, to
         yield at + "mlp.gate_proj.weight", gate
         yield at + "mlp.up_proj.weight", up
         yield at + "mlp.down_proj.weight", layer.down
-        for norm in ("input_layernorm", "input_layernorm_2", "post_attention_layernorm", "post_attention_layernorm_2"):
+        for norm in (
+            "input_layernorm",
+            "input_layernorm_2",
+            "post_attention_layernorm",
+            "post_attention_layernorm_2",
+        ):
             yield f"{at}{norm}.weight", getattr(layer, norm)
     yield "model.norm.weight", weights.norm
     yield "model.early_exit_gate.weight", weights.gate_weight

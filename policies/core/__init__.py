@@ -1,1 +1,2 @@
-"""The engine room both worlds share: requests, frontiers, ledgers, the scheduler and its generator loop. Standard library only."""
+"""The engine room both worlds share: requests, frontiers, ledgers, the scheduler and its generator loop.
+Standard library only."""

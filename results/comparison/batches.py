@@ -1,4 +1,5 @@
-"""Predicted and measured times of the very same batches: what the latency model alone gets wrong, by stage."""
+"""Predicted and measured times of the very same batches: what the latency model alone gets wrong, by
+stage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +11,26 @@ from results.comparison.pairs import Pair
 from results.predictions import read_predictions, read_replays
 
 HOST = "host"
-COLUMNS = ("seq", "stage", "loop_count", "rows", "started_ns", "finished_ns", "select_ns", "host_ns", "ranges")
+COLUMNS = (
+    "seq",
+    "stage",
+    "loop_count",
+    "rows",
+    "started_ns",
+    "finished_ns",
+    "select_ns",
+    "host_ns",
+    "ranges",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StageErrors:
-    """Errors over the batches of one stage on the device; of stage `host` over the host times (select, prepare, launch) of all.
+    """Errors over the batches of one stage on the device; of stage `host` over the host times (select,
+    prepare, launch) of all.
 
-    `bias` compares sums: predicted / measured - 1. `median` and `p95` are of |predicted / measured - 1| over batches.
+    `bias` compares sums: predicted / measured - 1. `median` and `p95` are of |predicted / measured - 1| over
+    batches.
     """
 
     stage: str
@@ -33,10 +46,11 @@ class StageErrors:
 
 
 def batch_times(pair: Pair) -> pd.DataFrame | None:
-    """One line per batch of the measured run that was predicted, or None when there are no predictions of one that is here.
+    """One line per batch of the measured run that was predicted, or None when there are no predictions of one
+    that is here.
 
-    Columns: `stage`, `loop_count`, `rows`, `ranges`, `predicted_ms`, `measured_ms` on the device, and the same of the host:
-    `predicted_host_ms`, `measured_host_ms`.
+    Columns: `stage`, `loop_count`, `rows`, `ranges`, `predicted_ms`, `measured_ms` on the device, and the
+    same of the host: `predicted_host_ms`, `measured_host_ms`.
     """
     predicted = read_predictions(pair.predicted.path)
     replays = read_replays(pair.predicted.path)
@@ -58,8 +72,12 @@ def batch_times(pair: Pair) -> pd.DataFrame | None:
 
 
 def stage_errors(times: pd.DataFrame) -> list[StageErrors]:
-    """Errors by stage in alphabetical order, then those of the host; batches that took no time count in the sums alone."""
-    found = [_errors(str(stage), group["predicted_ms"], group["measured_ms"]) for stage, group in times.groupby("stage", sort=True)]
+    """Errors by stage in alphabetical order, then those of the host; batches that took no time count in the
+    sums alone."""
+    found = [
+        _errors(str(stage), group["predicted_ms"], group["measured_ms"])
+        for stage, group in times.groupby("stage", sort=True)
+    ]
     found.append(_errors(HOST, times["predicted_host_ms"], times["measured_host_ms"]))
     return [item for item in found if item is not None]
 
@@ -80,4 +98,6 @@ def _errors(stage: str, predicted: "pd.Series[float]", measured: "pd.Series[floa
         return None
     relative = (predicted[shown] / measured[shown] - 1).abs().to_numpy()
     median, p95 = np.percentile(relative, (50, 95)).tolist()
-    return StageErrors(stage, len(measured), float(measured.sum()) / 1e3, float(predicted.sum()) / 1e3, median, p95)
+    return StageErrors(
+        stage, len(measured), float(measured.sum()) / 1e3, float(predicted.sum()) / 1e3, median, p95
+    )

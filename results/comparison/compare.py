@@ -1,4 +1,5 @@
-"""A whole comparison: two sets of runs in, everything that is said about them out, as values and as `compare.json`."""
+"""A whole comparison: two sets of runs in, everything that is said about them out, as values and as
+`compare.json`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,8 @@ from results.predictions import Replay, read_replays
 
 @dataclass(frozen=True)
 class Cell:
-    """What is known of one pair. `requests` and `queues` (predicted, measured) need logs, `stages` predictions of batches."""
+    """What is known of one pair. `requests` and `queues` (predicted, measured) need logs, `stages`
+    predictions of batches."""
 
     pair: Pair
     figures: Sequence[Figure]
@@ -43,7 +45,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cells by workload, chunk size and policy; `stages` over the batches of all of them; `notes` on what was left out."""
+    """Cells by workload, chunk size and policy; `stages` over the batches of all of them; `notes` on what was
+    left out."""
 
     cells: Sequence[Cell]
     stages: Sequence[StageErrors]
@@ -111,7 +114,8 @@ def compare(predicted: str | Path, measured: str | Path, tolerances: Tolerances)
     few = sum(len(cell.pair.measured) < ENOUGH_REPEATS for cell in cells)
     if few:
         notes.append(
-            f"{few} of {len(cells)} configs were measured fewer than {ENOUGH_REPEATS} times: their spread is not known well"
+            f"{few} of {len(cells)} configs were measured fewer than {ENOUGH_REPEATS} times: their spread is "
+            "not known well"
         )
     times = [cell.times for cell in cells if cell.times is not None]
     ranking = [
@@ -119,7 +123,11 @@ def compare(predicted: str | Path, measured: str | Path, tolerances: Tolerances)
         for workload in order
         for item in orders(
             workload,
-            {cell.pair.predicted.policy: by_label(cell.figures) for cell in cells if cell.pair.workload == workload},
+            {
+                cell.pair.predicted.policy: by_label(cell.figures)
+                for cell in cells
+                if cell.pair.workload == workload
+            },
             tolerances.rank_gap,
         )
     ]
@@ -135,7 +143,8 @@ def compare_pair(pair: Pair, tolerances: Tolerances) -> Cell:
         tables = [run.requests() for run in (pair.predicted, logged)]
         requests = request_errors(*tables)
         predicted, measured = (
-            queue_of(table, float(run.summary["duration_s"])) for table, run in zip(tables, (pair.predicted, logged), strict=True)
+            queue_of(table, float(run.summary["duration_s"]))
+            for table, run in zip(tables, (pair.predicted, logged), strict=True)
         )
         queues = (predicted, measured)
     return Cell(

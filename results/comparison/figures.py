@@ -20,7 +20,8 @@ ENOUGH_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """How large an error may be, as a fraction; of what is not named here any. `rank_gap`: closer policies have no order."""
+    """How large an error may be, as a fraction; of what is not named here any. `rank_gap`: closer policies
+    have no order."""
 
     p50: float = 0.05
     p99: float = 0.10
@@ -66,11 +67,14 @@ class Figure:
 
 
 def figures_of(pair: Pair, tolerances: Tolerances) -> list[Figure]:
-    """Throughput, then every latency at every statistic; one that the workload does not have (ITL of one token) is left out."""
+    """Throughput, then every latency at every statistic; one that the workload does not have (ITL of one
+    token) is left out."""
     found = [_figure(pair, THROUGHPUT, THROUGHPUT, lambda summary: summary["request_throughput"], tolerances)]
     for key, name in LATENCY_NAMES.items():
         for statistic in STATISTICS:
-            found.append(_figure(pair, name, statistic, lambda summary, k=key, s=statistic: summary[k][s], tolerances))
+            found.append(
+                _figure(pair, name, statistic, lambda summary, k=key, s=statistic: summary[k][s], tolerances)
+            )
     return [figure for figure in found if figure is not None]
 
 

@@ -1,4 +1,5 @@
-"""A comparison as a Markdown page: the worst misses first, then every figure of every pair with its spread, batches and ranks."""
+"""A comparison as a Markdown page: the worst misses first, then every figure of every pair with its spread,
+batches and ranks."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,7 +12,10 @@ from results.comparison.requests import RequestErrors
 from results.comparison.show import decisions, error_text, stage_cells, verdict
 
 MOST_MISSES = 20
-FIGURES = (THROUGHPUT, *(f"{name} {statistic}" for name in LATENCY_NAMES.values() for statistic in ("p50", "p90", "p99")))
+FIGURES = (
+    THROUGHPUT,
+    *(f"{name} {statistic}" for name in LATENCY_NAMES.values() for statistic in ("p50", "p90", "p99")),
+)
 
 
 def write_markdown(comparison: Comparison, path: Path) -> None:
@@ -27,7 +31,10 @@ def write_markdown(comparison: Comparison, path: Path) -> None:
         *_ranking(comparison),
     ]
     if comparison.notes:
-        parts += ["## Not compared, or with less than should be", "\n".join(f"- {note}" for note in comparison.notes)]
+        parts += [
+            "## Not compared, or with less than should be",
+            "\n".join(f"- {note}" for note in comparison.notes),
+        ]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -36,14 +43,17 @@ def write_markdown(comparison: Comparison, path: Path) -> None:
 
 
 def _sides(comparison: Comparison) -> str:
-    told = comparison.as_json()
+    data = comparison.as_json()
     lines = []
     for name in ("simulated", "measured"):
-        side = told[name]
-        versions = ", ".join(f"{key} {value}" for item in side.get("versions", ()) for key, value in item.items())
+        side = data[name]
+        versions = ", ".join(
+            f"{key} {value}" for item in side.get("versions", ()) for key, value in item.items()
+        )
         devices = ", ".join(side.get("device", ()))
         lines.append(
-            f"- {name}: {side['num_runs']} runs of {', '.join(side['model'])} on {devices}{f' ({versions})' if versions else ''}"
+            f"- {name}: {side['num_runs']} runs of {', '.join(side['model'])} on "
+            f"{devices}{f' ({versions})' if versions else ''}"
         )
     return "\n".join(lines)
 
@@ -66,19 +76,33 @@ def _misses(comparison: Comparison) -> list[str]:
     ]
     head = ("workload", "policy", "figure", "simulated", "measured", "error", "tolerance")
     more = f" (the worst {MOST_MISSES} of {len(misses)})" if len(misses) > MOST_MISSES else ""
-    return [f"## Beyond their tolerance{more}", "Latencies in ms, throughput in requests a second.", _table(head, rows, 3)]
+    return [
+        f"## Beyond their tolerance{more}",
+        "Latencies in ms, throughput in requests a second.",
+        _table(head, rows, 3),
+    ]
 
 
 def _figures(comparison: Comparison) -> list[str]:
     text = (
-        "Error in % of the measured mean, ± the spread of the repeats (the largest distance of one from their mean); "
-        "bold is beyond the tolerance."
+        "Error in % of the measured mean, ± the spread of the repeats (the largest distance of one from "
+        "their mean); bold is beyond the tolerance."
     )
     rows = [
-        (cell.pair.workload, cell.pair.predicted.policy, str(len(cell.pair.measured)), *_errors(cell), decisions(cell))
+        (
+            cell.pair.workload,
+            cell.pair.predicted.policy,
+            str(len(cell.pair.measured)),
+            *_errors(cell),
+            decisions(cell),
+        )
         for cell in comparison.cells
     ]
-    return ["## Every figure", text, _table(("workload", "policy", "repeats", *FIGURES, "decisions"), rows, 2)]
+    return [
+        "## Every figure",
+        text,
+        _table(("workload", "policy", "repeats", *FIGURES, "decisions"), rows, 2),
+    ]
 
 
 def _errors(cell: Cell) -> Iterable[str]:
@@ -93,7 +117,10 @@ def _batches(comparison: Comparison) -> list[str]:
     if not comparison.stages:
         return []
     head = ("stage", "batches", "measured s", "simulated s", "bias", "median error", "p95 error")
-    text = "Device time of the batches that were really run, each predicted alone; `host` is select, prepare and launch."
+    text = (
+        "Device time of the batches that were really run, each predicted alone; `host` is select, prepare "
+        "and launch."
+    )
     return ["## The same batches", text, _table(head, map(stage_cells, comparison.stages), 1)]
 
 
@@ -105,15 +132,20 @@ def _requests(comparison: Comparison) -> list[str]:
         latencies = [_request_cell(cell.requests.get(name)) for name in ("TTFT", "TPOT", "E2E")]
         predicted, measured = cell.queues
         waiting = f"{measured.mean_depth:,.1f} / {predicted.mean_depth:,.1f}"
-        load = measured.verdict if measured.verdict == predicted.verdict else f"{measured.verdict} (simulated: {predicted.verdict})"
+        load = (
+            measured.verdict
+            if measured.verdict == predicted.verdict
+            else f"{measured.verdict} (simulated: {predicted.verdict})"
+        )
         rows.append((cell.pair.workload, cell.pair.predicted.policy, *latencies, waiting, load))
     if not rows:
         return []
     head = ("workload", "policy", "TTFT", "TPOT", "E2E", "waiting, measured / simulated", "load")
     text = (
-        "Request by request: mean absolute error / bias in ms / correlation. Then how many requests wait in the mean, and "
-        "whether they came faster than they were served, so that their wait grew for as long as they came. "
-        "A closed loop sends a request when one ends: its wait cannot grow, however busy the device is."
+        "Request by request: mean absolute error / bias in ms / correlation. Then how many requests wait in "
+        "the mean, and whether they came faster than they were served, so that their wait grew for as long "
+        "as they came. A closed loop sends a request when one ends: its wait cannot grow, however busy the "
+        "device is."
     )
     return ["## Requests and queues", text, _table(head, rows, 2)]
 
@@ -131,12 +163,13 @@ def _ranking(comparison: Comparison) -> list[str]:
     gap = comparison.tolerances.rank_gap
     parts = [
         "## Order of the policies",
-        f"Of policies that differ by more than {gap:.0%} and by more than their repeats: {agreement(comparison.ranking)}.",
+        f"Of policies that differ by more than {gap:.0%} and by more than their repeats: "
+        f"{agreement(comparison.ranking)}.",
     ]
     rows = []
     for workload in comparison.workloads:
         mine = [order for order in comparison.ranking if order.workload == workload]
-        wrong = "; ".join(f"{order.figure}: {order.told}" for order in mine if not order.is_alike)
+        wrong = "; ".join(f"{order.figure}: {order.sentence}" for order in mine if not order.is_alike)
         if mine:
             rows.append((workload, agreement(mine), wrong or "-"))
     return [*parts, _table(("workload", "alike", "the other way round"), rows, 3)]

@@ -40,13 +40,23 @@ class Pair:
 def pair_runs(predicted: Sequence[Run], measured: Sequence[Run]) -> tuple[list[Pair], list[str]]:
     """Pairs in the order of `measured`, and a sentence for every run that has no partner or did not complete.
 
-    Two runs belong together when their configs differ in nothing but the device. Raises `InputError`, one sentence that names the
-    difference, when nothing belongs together, when two sides of a pair had different KV blocks or token counts, when one config was
-    simulated twice, and when the sides were given the wrong way round.
+    Two runs belong together when their configs differ in nothing but the device. Raises `InputError`, one
+    sentence that names the difference, when nothing belongs together, when two sides of a pair had different
+    KV blocks or token counts, when one config was simulated twice, and when the sides were given the wrong
+    way round.
     """
-    if {run.summary["world"] for run in predicted} == {"executor"} and {run.summary["world"] for run in measured} == {"sim"}:
-        raise InputError(f"{predicted[0].path}: was measured and {measured[0].path} simulated, expected the simulated side first")
-    notes = [f"{run.path.name}: {run.summary['status']}, not compared" for run in (*predicted, *measured) if not _is_whole(run)]
+    if {run.summary["world"] for run in predicted} == {"executor"} and {
+        run.summary["world"] for run in measured
+    } == {"sim"}:
+        raise InputError(
+            f"{predicted[0].path}: was measured and {measured[0].path} simulated, expected the simulated "
+            "side first"
+        )
+    notes = [
+        f"{run.path.name}: {run.summary['status']}, not compared"
+        for run in (*predicted, *measured)
+        if not _is_whole(run)
+    ]
     predicted, measured = [list(filter(_is_whole, side)) for side in (predicted, measured)]
     partners: dict[int, list[Run]] = {}
     for run in measured:
@@ -58,7 +68,9 @@ def pair_runs(predicted: Sequence[Run], measured: Sequence[Run]) -> tuple[list[P
             partners.setdefault(found[0], []).append(run)
         else:
             notes.append(f"{run.path.name}: measured, not simulated")
-    notes += [f"{run.path.name}: simulated, not measured" for at, run in enumerate(predicted) if at not in partners]
+    notes += [
+        f"{run.path.name}: simulated, not measured" for at, run in enumerate(predicted) if at not in partners
+    ]
     if not partners:
         raise InputError(_nothing_alike(predicted, measured, notes))
     pairs = [Pair(predicted[at], tuple(runs)) for at, runs in partners.items()]
@@ -70,7 +82,8 @@ def pair_runs(predicted: Sequence[Run], measured: Sequence[Run]) -> tuple[list[P
 def config_difference(predicted: Run, measured: Run) -> str | None:
     """The first key in which two configs differ beyond device and KV blocks, with both values, or None.
 
-    A key that only one of them has counts in the workload alone: elsewhere it is an option that came later, at its default.
+    A key that only one of them has counts in the workload alone: elsewhere it is an option that came later,
+    at its default.
     """
     left, right = (dict(_flat(comparable(run.config))) for run in (predicted, measured))
     for key in {**left, **right}:
@@ -85,25 +98,35 @@ def check_alike(pair: Pair) -> None:
     left = pair.predicted
     devices = sorted({str(run.summary["device"]) for run in pair.measured})
     if len(devices) > 1:
-        raise InputError(f"{pair.label}: measured on {devices[0]} and on {devices[1]}, expected repeats on one device")
+        raise InputError(
+            f"{pair.label}: measured on {devices[0]} and on {devices[1]}, expected repeats on one device"
+        )
     for right in pair.measured:
         where = f"{pair.label} ({left.path.name} and {right.path.name})"
         blocks = [run.config.get("cache", {}).get("num_blocks") for run in (left, right)]
         if blocks[0] != blocks[1]:
-            raise InputError(f"{where}: {NUM_BLOCKS}: {blocks[0]} simulated, {blocks[1]} measured, expected the same KV blocks")
+            raise InputError(
+                f"{where}: {NUM_BLOCKS}: {blocks[0]} simulated, {blocks[1]} measured, expected the same KV "
+                "blocks"
+            )
         hung_up = left.summary.get("num_cancelled") or right.summary.get("num_cancelled")
         for key in SAME_IN_ALL if hung_up else (*SAME_IN_ALL, *SAME_WHEN_ALL_FINISH):
             if left.summary.get(key) != right.summary.get(key):
-                raise InputError(f"{where}: {key}: {left.summary.get(key)} simulated, {right.summary.get(key)} measured")
+                raise InputError(
+                    f"{where}: {key}: {left.summary.get(key)} simulated, {right.summary.get(key)} measured"
+                )
         if left.has_logs and right.has_logs:
             _check_requests(left, right, where)
 
 
 def _check_requests(left: Run, right: Run, where: str) -> None:
-    """Prompts and limits must be the same, and the outputs of what finished on both sides: a client may hang up on one alone."""
+    """Prompts and limits must be the same, and the outputs of what finished on both sides: a client may hang
+    up on one alone."""
     frames = [run.requests()[PER_REQUEST].sort_values("request_id") for run in (left, right)]
     if len(frames[0]) != len(frames[1]):
-        raise InputError(f"{where}: requests.csv has {len(frames[0])} lines simulated, {len(frames[1])} measured")
+        raise InputError(
+            f"{where}: requests.csv has {len(frames[0])} lines simulated, {len(frames[1])} measured"
+        )
     for ours, theirs in zip(*(frame.itertuples(index=False) for frame in frames), strict=True):
         both_finished = ours[3] == theirs[3] == "finished"
         names = PER_REQUEST[:3] + (PER_REQUEST[4:] if both_finished else [])

@@ -15,7 +15,8 @@ LEAST_QUEUE = 0.1
 
 
 def write_pictures(comparison: Comparison, folder: Path) -> list[Path]:
-    """Draw `agreement.png`; `batches.png` and `errors.png` where batches were predicted; per workload, latencies and queues.
+    """Draw `agreement.png`; `batches.png` and `errors.png` where batches were predicted; per workload,
+    latencies and queues.
 
     Returns the files. Queues that are all but empty are not drawn.
     """

@@ -1,7 +1,8 @@
-"""Whether both sides put the policies of a workload in the same order, wherever the measured figures differ enough to have one.
+"""Whether both sides put the policies of a workload in the same order, wherever the measured figures differ
+enough to have one.
 
-They do when they differ by more than a least gap and by more than their own repeats do: a gap of 3 % between figures that vary by
-2 % each from run to run is no order.
+They do when they differ by more than a least gap and by more than their own repeats do: a gap of 3 % between
+figures that vary by 2 % each from run to run is no order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,16 @@ from typing import Any
 
 from results.comparison.figures import THROUGHPUT, Figure
 
-RANKED = (THROUGHPUT, *(f"{name} {statistic}" for name in ("TTFT", "ITL", "TPOT", "E2E") for statistic in ("p50", "p99")))
+RANKED = (
+    THROUGHPUT,
+    *(f"{name} {statistic}" for name in ("TTFT", "ITL", "TPOT", "E2E") for statistic in ("p50", "p99")),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Two policies by one figure of one workload: `gap` and `predicted_gap` are second / first - 1, measured and predicted."""
+    """Two policies by one figure of one workload: `gap` and `predicted_gap` are second / first - 1, measured
+    and predicted."""
 
     workload: str
     figure: str
@@ -30,9 +35,12 @@ class Order:
         return (self.gap > 0) == (self.predicted_gap > 0) and self.predicted_gap != 0
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """`wcpb against atomic -3.1% measured, +0.4% simulated`."""
-        return f"{self.second} against {self.first} {self.gap:+.1%} measured, {self.predicted_gap:+.1%} simulated"
+        return (
+            f"{self.second} against {self.first} {self.gap:+.1%} measured, {self.predicted_gap:+.1%} "
+            "simulated"
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -46,7 +54,8 @@ class Order:
 
 
 def orders(workload: str, policies: Mapping[str, Mapping[str, Figure]], least_gap: float) -> list[Order]:
-    """Every pair of `policies` (figures by label) and every ranked figure whose two measurements have an order."""
+    """Every pair of `policies` (figures by label) and every ranked figure whose two measurements have an
+    order."""
     found = []
     for label in RANKED:
         for first, second in combinations(policies, 2):

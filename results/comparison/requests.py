@@ -1,4 +1,5 @@
-"""Two runs of the same requests, request by request: latency errors, queue depth, and whether the load was more than was served."""
+"""Two runs of the same requests, request by request: latency errors, queue depth, and whether the load was
+more than was served."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,14 +9,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 SATURATED_GROWTH = 0.05
-"""A wait that grows by more than this part of the time that passes: requests come at least 5 % faster than they are served."""
+"""A wait that grows by more than this part of the time that passes: requests come at least 5 % faster than
+they are served."""
 MIN_REQUESTS = 10
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestErrors:
-    """Predicted minus measured over requests: mean absolute error and bias in ms, Pearson's correlation (None of constants)."""
+    """Predicted minus measured over requests: mean absolute error and bias in ms, Pearson's correlation (None
+    of constants)."""
 
     num_requests: int
     mean_absolute_ms: float
@@ -25,10 +28,12 @@ class RequestErrors:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Requests that had arrived and were not scheduled yet: their mean number over the run, the largest, and how the wait grew.
+    """Requests that had arrived and were not scheduled yet: their mean number over the run, the largest, and
+    how the wait grew.
 
-    `wait_growth` is the slope of (first scheduled - arrival) over arrival, by least squares: 0.3 when requests come 30 % faster
-    than they are served, about 0 when the device keeps up. None when there are few requests or all came at once.
+    `wait_growth` is the slope of (first scheduled - arrival) over arrival, by least squares: 0.3 when
+    requests come 30 % faster than they are served, about 0 when the device keeps up. None when there are few
+    requests or all came at once.
     """
 
     mean_depth: float
@@ -60,7 +65,8 @@ def request_latencies(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def request_errors(predicted: pd.DataFrame, measured: pd.DataFrame) -> dict[str, RequestErrors]:
-    """Errors by latency, of two `requests.csv` with the same requests; a latency that no request has is left out."""
+    """Errors by latency, of two `requests.csv` with the same requests; a latency that no request has is left
+    out."""
     left, right = request_latencies(predicted), request_latencies(measured)
     found = {}
     for name in left.columns:
@@ -69,17 +75,24 @@ def request_errors(predicted: pd.DataFrame, measured: pd.DataFrame) -> dict[str,
             difference = both[:, 0] - both[:, 1]
             varies = len(both) > 1 and bool((both.std(axis=0) > 0).all())
             correlation = float(np.corrcoef(both.T)[0, 1]) if varies else None
-            found[name] = RequestErrors(len(both), float(np.abs(difference).mean()), float(difference.mean()), correlation)
+            found[name] = RequestErrors(
+                len(both), float(np.abs(difference).mean()), float(difference.mean()), correlation
+            )
     return found
 
 
 def queue_steps(requests: pd.DataFrame) -> tuple[Floats, NDArray[np.int64]]:
-    """Times in s from the first arrival at which the number of waiting requests changes, and the number from then on.
+    """Times in s from the first arrival at which the number of waiting requests changes, and the number from
+    then on.
 
     A request that is scheduled as it arrives never waits.
     """
-    waited = requests[requests["first_scheduled_ns"].notna() & (requests["first_scheduled_ns"] > requests["arrival_ns"])]
-    arrival, start = (waited[name].to_numpy(dtype=np.float64) for name in ("arrival_ns", "first_scheduled_ns"))
+    waited = requests[
+        requests["first_scheduled_ns"].notna() & (requests["first_scheduled_ns"] > requests["arrival_ns"])
+    ]
+    arrival, start = (
+        waited[name].to_numpy(dtype=np.float64) for name in ("arrival_ns", "first_scheduled_ns")
+    )
     times = np.concatenate((arrival, start))
     steps = np.repeat([1, -1], len(arrival))
     order = np.lexsort((steps, times))

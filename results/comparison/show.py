@@ -1,4 +1,5 @@
-"""A comparison on the screen: errors of the figures, of batches by stage, orders of policies, and the verdict in one line."""
+"""A comparison on the screen: errors of the figures, of batches by stage, orders of policies, and the verdict
+in one line."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ MOST_ORDERS = 8
 
 
 def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None:
-    """Print to `file` (default: standard output). Beyond a tolerance is bold red, and `!` where there is no terminal."""
+    """Print to `file` (default: standard output). Beyond a tolerance is bold red, and `!` where there is no
+    terminal."""
     file = file if file is not None else sys.stdout
     marks = not Console(file=file).is_terminal
     print_whole(figure_table(comparison, marks), file)
@@ -76,7 +78,9 @@ def stage_cells(item: StageErrors) -> tuple[str, ...]:
 
 def error_text(figure: Figure) -> str:
     """`+3.1 ±0.4` percent; without a second run no spread."""
-    return f"{100 * figure.error:+.1f}" + (f" ±{100 * figure.spread:.1f}" if figure.spread is not None else "")
+    return f"{100 * figure.error:+.1f}" + (
+        f" ±{100 * figure.spread:.1f}" if figure.spread is not None else ""
+    )
 
 
 def decisions(cell: Cell) -> str:
@@ -89,13 +93,17 @@ def sentences(comparison: Comparison) -> list[str]:
     """What the tables do not say, the verdict last."""
     found = [f"note: {note}" for note in comparison.notes]
     found += [
-        f"decisions differ: {item.run} after {item.num_batches} equal batches: {item.difference}" for item in comparison.differences
+        f"decisions differ: {item.run} after {item.num_batches} equal batches: {item.difference}"
+        for item in comparison.differences
     ]
     if comparison.ranking:
         gap = comparison.tolerances.rank_gap
         found.append(f"policies that differ by more than {gap:.1%}: {agreement(comparison.ranking)}")
         wrong = comparison.wrong_orders
-        found += [f"  other way round: {order.workload}, {order.figure}: {order.told}" for order in wrong[:MOST_ORDERS]]
+        found += [
+            f"  other way round: {order.workload}, {order.figure}: {order.sentence}"
+            for order in wrong[:MOST_ORDERS]
+        ]
         if len(wrong) > MOST_ORDERS:
             found.append(f"  and {len(wrong) - MOST_ORDERS} more")
     return [*found, verdict(comparison)]

@@ -1,4 +1,5 @@
-"""Pictures of runs, one file per kind. Everything here reads run directories and writes PNGs; nothing is shown on a screen."""
+"""Pictures of runs, one file per kind. Everything here reads run directories and writes PNGs; nothing is
+shown on a screen."""
 
 from pathlib import Path
 
@@ -10,11 +11,20 @@ from results.plots.rows import plot_rows
 from results.plots.wavefront import plot_wavefront
 from results.plots.window import Window
 
-__all__ = ["Window", "plot_account", "plot_latency_cdfs", "plot_pareto", "plot_rows", "plot_run", "plot_wavefront"]
+__all__ = [
+    "Window",
+    "plot_account",
+    "plot_latency_cdfs",
+    "plot_pareto",
+    "plot_rows",
+    "plot_run",
+    "plot_wavefront",
+]
 
 
 def plot_run(run: Run, folder: Path) -> list[Path]:
-    """The pictures of one run in `folder`: latency, rows, wavefront, time. Returns the files. The run must have a batch."""
+    """The pictures of one run in `folder`: latency, rows, wavefront, time. Returns the files. The run must
+    have a batch."""
     files = [folder / name for name in ("latency.png", "rows.png", "wavefront.png", "time.png")]
     plot_latency_cdfs([run], files[0])
     plot_rows([run], files[1])

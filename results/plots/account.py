@@ -1,7 +1,9 @@
-"""Where a run's time went: the limit of every stage, what its batches took beyond, and why the device idled between them.
+"""Where a run's time went: the limit of every stage, what its batches took beyond, and why the device idled
+between them.
 
-One bar per run, from its first batch to its last. Where the summary splits device time into components (the simulator's runs), the
-text beside the bar says which of them cost most; padding is known as a share of rows, not of time.
+One bar per run, from its first batch to its last. Where the summary splits device time into components (the
+simulator's runs), the text beside the bar says which of them cost most; padding is known as a share of rows,
+not of time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,8 @@ IDLE = {
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of a bar, in seconds. `is_limit` tells a stage's physical limit from what it took beyond; idle parts have none."""
+    """A part of a bar, in seconds. `is_limit` tells a stage's physical limit from what it took beyond; idle
+    parts have none."""
 
     name: str
     seconds: float
@@ -38,14 +41,14 @@ class Share:
 def account(summary: Mapping[str, Any]) -> list[Share]:
     """The parts of a run's bar, in order; they add up to the device time and the idle time between batches.
 
-    A stage that took 2 s at a limit fraction of 0.75 is 1.5 s of limit and 0.5 s beyond. One without a known limit is all beyond.
-    Summaries from before idle time was split count it all as the last part.
+    A stage that took 2 s at a limit fraction of 0.75 is 1.5 s of limit and 0.5 s beyond. One without a known
+    limit is all beyond. Summaries from before idle time was split count it all as the last part.
     """
     shares = []
     for name, stages in GROUPS.items():
-        told = [summary["stages"][stage] for stage in stages if stage in summary["stages"]]
-        device_s = sum(item["device_s"] for item in told)
-        limit_s = sum(item["device_s"] * (item["limit_fraction"] or 0.0) for item in told)
+        data = [summary["stages"][stage] for stage in stages if stage in summary["stages"]]
+        device_s = sum(item["device_s"] for item in data)
+        limit_s = sum(item["device_s"] * (item["limit_fraction"] or 0.0) for item in data)
         shares += [Share(name, limit_s, True), Share(name, device_s - limit_s)]
     host_s, launch_s = summary.get("device_idle_host_s", 0.0), summary.get("device_idle_launch_s", 0.0)
     parts = (host_s, launch_s, summary["device_idle_s"] - host_s - launch_s)
@@ -55,7 +58,9 @@ def account(summary: Mapping[str, Any]) -> list[Share]:
 def plot_account(runs: Sequence[Run], path: Path) -> None:
     """Draw one bar per run to `path`, grouped by workload in the order given."""
     order = list(dict.fromkeys(run.workload for run in runs))
-    runs = sorted(runs, key=lambda run: (order.index(run.workload), run.chunk_tokens, policy_order(run.policy)))
+    runs = sorted(
+        runs, key=lambda run: (order.index(run.workload), run.chunk_tokens, policy_order(run.policy))
+    )
     with picture(path, 11, 1.6 + 0.42 * len(runs)) as figure:
         axes = figure.subplots()
         if not any(run.summary["num_batches"] for run in runs):
@@ -73,7 +78,15 @@ def plot_account(runs: Sequence[Run], path: Path) -> None:
                 axes.barh(place, width, 0.72, left, color=color, alpha=alpha, lw=0, label=label)
                 if width >= 4:
                     ink = "white" if share.is_limit else None
-                    axes.text(left + width / 2, place, f"{width:.0f}", ha="center", va="center", fontsize=8, color=ink)
+                    axes.text(
+                        left + width / 2,
+                        place,
+                        f"{width:.0f}",
+                        ha="center",
+                        va="center",
+                        fontsize=8,
+                        color=ink,
+                    )
                 left += width
             axes.text(101, place, _beside(run.summary), va="center", fontsize=8, color=MUTED)
         axes.set_yticks(range(len(runs)), [_name(run, len(order) > 1) for run in runs])
@@ -92,7 +105,11 @@ def _label(share: Share) -> str:
 
 
 def _name(run: Run, with_workload: bool) -> str:
-    return f"{run.workload} · {run.policy} · {run.chunk_tokens}" if with_workload else f"{run.policy} · chunk {run.chunk_tokens}"
+    return (
+        f"{run.workload} · {run.policy} · {run.chunk_tokens}"
+        if with_workload
+        else f"{run.policy} · chunk {run.chunk_tokens}"
+    )
 
 
 def _beside(summary: Mapping[str, Any]) -> str:

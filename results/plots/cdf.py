@@ -1,4 +1,5 @@
-"""TTFT, ITL and E2E as cumulative distributions: one column per latency, one row per chunk size, one line per policy."""
+"""TTFT, ITL and E2E as cumulative distributions: one column per latency, one row per chunk size, one line per
+policy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ COLUMNS = (("TTFT", "ttft_ns"), ("ITL", "itl_ns"), ("E2E", "e2e_ns"))
 
 
 def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
-    """Draw `runs`, which should share a workload, to `path`. The time axis is logarithmic where the samples span 30-fold.
+    """Draw `runs`, which should share a workload, to `path`. The time axis is logarithmic where the samples
+    span 30-fold.
 
     Markers show p50 and p99 of every line. Columns without a sample say why.
     """
@@ -35,9 +37,15 @@ def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
             is_log = is_wide(values)
             for row, chunk in enumerate(chunks):
                 axes = grid[row, column]
-                shown = [(run, value) for run, value in zip(runs, values, strict=True) if run.chunk_tokens == chunk and len(value)]
+                shown = [
+                    (run, value)
+                    for run, value in zip(runs, values, strict=True)
+                    if run.chunk_tokens == chunk and len(value)
+                ]
                 if not shown:
-                    reason = "every request has one output token" if name == "ITL" else "no request got this far"
+                    reason = (
+                        "every request has one output token" if name == "ITL" else "no request got this far"
+                    )
                     say_nothing_to_show(axes, f"no {name}: {reason}")
                     continue
                 for place, (run, value) in enumerate(shown):
@@ -55,13 +63,20 @@ def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
                     axes.set_xlabel(f"{name}, ms" + (" (log)" if is_log else ""))
                 if column == 0:
                     axes.set_ylabel("share of requests (ITL: gaps)")
-        handles = {text: line for axes in grid.flat for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        handles = {
+            text: line
+            for axes in grid.flat
+            for line, text in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=max(len(handles), 1))
         figure.suptitle(f"Latency on {runs[0].workload}", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
 
 
-def draw_cdf(axes: Axes, values: NDArray[np.float64], label: str, color: str, dash: str, width: float) -> None:
-    """The cumulative distribution of `values`, at most `MAX_POINTS` steps of it, with marks at p50 and p99."""
+def draw_cdf(
+    axes: Axes, values: NDArray[np.float64], label: str, color: str, dash: str, width: float
+) -> None:
+    """The cumulative distribution of `values`, at most `MAX_POINTS` steps of it, with marks at p50 and
+    p99."""
     ordered = np.sort(values)
     share = np.arange(1, len(ordered) + 1) / len(ordered)
     if len(ordered) > MAX_POINTS:

@@ -1,4 +1,5 @@
-"""Both sides of one workload over one another: latency distributions and queues, measured in full lines, simulated in dashes."""
+"""Both sides of one workload over one another: latency distributions and queues, measured in full lines,
+simulated in dashes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ COLUMNS = (("TTFT", "ttft_ns"), ("ITL", "itl_ns"), ("TPOT", "tpot_ns"), ("E2E", 
 
 
 def plot_overlaid_cdfs(cells: Sequence[Cell], path: Path) -> None:
-    """Draw the distributions of `cells`, which share a workload and have logs on both sides, to `path`: a row per policy."""
+    """Draw the distributions of `cells`, which share a workload and have logs on both sides, to `path`: a row
+    per policy."""
     styles = policy_styles([cell.pair.predicted.policy for cell in cells])
     with picture(path, 12, 0.9 + 2.1 * len(cells)) as figure:
         grid = figure.subplots(len(cells), len(COLUMNS), squeeze=False, sharex="col", sharey=True)
@@ -46,11 +48,14 @@ def plot_overlaid_cdfs(cells: Sequence[Cell], path: Path) -> None:
                 if row == len(cells) - 1:
                     axes.set_xlabel(f"{name}, ms" + (" (log)" if is_log else ""))
         figure.legend(handles=_line_kinds(), loc="outside upper right", ncols=2)
-        figure.suptitle(f"Latency on {cells[0].pair.workload}", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        figure.suptitle(
+            f"Latency on {cells[0].pair.workload}", x=0.01, ha="left", fontweight="bold", fontsize=11.5
+        )
 
 
 def plot_queues(cells: Sequence[Cell], path: Path) -> None:
-    """Draw how many requests wait over time in `cells`, which share a workload and have logs, to `path`: a panel per policy."""
+    """Draw how many requests wait over time in `cells`, which share a workload and have logs, to `path`: a
+    panel per policy."""
     styles = policy_styles([cell.pair.predicted.policy for cell in cells])
     with picture(path, 10, 0.9 + 1.6 * len(cells)) as figure:
         grid = figure.subplots(len(cells), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
@@ -58,16 +63,34 @@ def plot_queues(cells: Sequence[Cell], path: Path) -> None:
             color = styles[cell.pair.predicted.policy][0]
             for run, dash in zip(_sides(cell), ("--", "-"), strict=True):
                 times, depth = queue_steps(run.requests())
-                axes.step(np.concatenate(([0.0], times)), np.concatenate(([0], depth)), where="post", color=color, ls=dash, lw=1.3)
+                axes.step(
+                    np.concatenate(([0.0], times)),
+                    np.concatenate(([0], depth)),
+                    where="post",
+                    color=color,
+                    ls=dash,
+                    lw=1.3,
+                )
             assert cell.queues is not None
             predicted, measured = cell.queues
             waits = f"{measured.mean_depth:,.1f} wait in the mean (simulated {predicted.mean_depth:,.1f})"
-            axes.set_title(f"{cell.pair.predicted.policy} · {waits} · {measured.verdict} (simulated: {predicted.verdict})")
+            axes.set_title(
+                f"{cell.pair.predicted.policy} · {waits} · {measured.verdict} (simulated: "
+                f"{predicted.verdict})"
+            )
             axes.set_ylabel("requests")
-            axes.set_ylim(0, 1.05 * max(1, *(queue.max_depth for item in cells for queue in item.queues or ())))
+            axes.set_ylim(
+                0, 1.05 * max(1, *(queue.max_depth for item in cells for queue in item.queues or ()))
+            )
         grid[-1].set_xlabel("time from the first arrival, s")
         figure.legend(handles=_line_kinds(), loc="outside upper right", ncols=2)
-        figure.suptitle(f"Waiting requests on {cells[0].pair.workload}", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        figure.suptitle(
+            f"Waiting requests on {cells[0].pair.workload}",
+            x=0.01,
+            ha="left",
+            fontweight="bold",
+            fontsize=11.5,
+        )
 
 
 def _sides(cell: Cell) -> tuple[Run, Run]:
@@ -77,4 +100,7 @@ def _sides(cell: Cell) -> tuple[Run, Run]:
 
 
 def _line_kinds() -> list[Line2D]:
-    return [Line2D([], [], color=INK, ls=dash, label=text) for text, dash in (("measured", "-"), ("simulated", "--"))]
+    return [
+        Line2D([], [], color=INK, ls=dash, label=text)
+        for text, dash in (("measured", "-"), ("simulated", "--"))
+    ]

@@ -1,4 +1,5 @@
-"""Throughput against tail latency over chunk sizes: one panel per workload, one line per policy, the front ringed."""
+"""Throughput against tail latency over chunk sizes: one panel per workload, one line per policy, the front
+ringed."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from results.plots.style import INK, picture, policy_styles, say_nothing_to_show
 
 PANELS_PER_ROW = 3
 LABEL_PLACES = (
-    (0, 9), (0, -11), (13, 0), (-13, 0), (10, 8), (-10, 8), (10, -9), (-10, -9), (0, 17), (0, -19), (20, 10), (-20, -10),
+    (0, 9), (0, -11), (13, 0), (-13, 0), (10, 8), (-10, 8), (10, -9), (-10, -9), (0, 17), (0, -19), (20, 10),
+    (-20, -10),
 )  # fmt: skip
 """Where a point's label may stand, in points from its middle; earlier is preferred."""
 
@@ -33,7 +35,8 @@ class Point:
 
 
 def plot_pareto(runs: Sequence[Run], path: Path) -> None:
-    """Draw all `runs` to `path`: output tokens/s against p99 ITL; where a workload has no ITL, prompt tokens/s against p99 TTFT."""
+    """Draw all `runs` to `path`: output tokens/s against p99 ITL; where a workload has no ITL, prompt
+    tokens/s against p99 TTFT."""
     workloads = list(dict.fromkeys(run.workload for run in runs))
     styles = policy_styles([run.policy for run in runs])
     columns = min(len(workloads), PANELS_PER_ROW)
@@ -56,10 +59,22 @@ def plot_pareto(runs: Sequence[Run], path: Path) -> None:
         for axes, workload in zip(grid.flat, workloads, strict=False):
             points, _, _ = pareto_points([run for run in runs if run.workload == workload])
             _label_chunks(axes, points, styles)
-        handles = {text: line for axes in grid.flat for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        handles = {
+            text: line
+            for axes in grid.flat
+            for line, text in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         ordered = sorted(handles, key=lambda text: (text == "Pareto front", policy_order(text)))
-        figure.legend([handles[text] for text in ordered], ordered, loc="outside lower left", ncols=len(ordered))
-        figure.suptitle("Throughput against tail latency by chunk size", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        figure.legend(
+            [handles[text] for text in ordered], ordered, loc="outside lower left", ncols=len(ordered)
+        )
+        figure.suptitle(
+            "Throughput against tail latency by chunk size",
+            x=0.01,
+            ha="left",
+            fontweight="bold",
+            fontsize=11.5,
+        )
 
 
 def pareto_points(runs: Sequence[Run]) -> tuple[list[Point], str, str]:
@@ -67,18 +82,28 @@ def pareto_points(runs: Sequence[Run]) -> tuple[list[Point], str, str]:
 
     ITL and output tokens if every run with a finished request has an ITL, else TTFT and prompt tokens.
     """
-    told = [run for run in runs if run.summary["ttft_ms"]["p99"] is not None and run.summary["output_token_throughput"]]
-    has_itl = bool(told) and all(run.summary["itl_ms"]["p99"] is not None for run in told)
-    latency, throughput = ("itl_ms", "output_token_throughput") if has_itl else ("ttft_ms", "prompt_token_throughput")
+    data = [
+        run
+        for run in runs
+        if run.summary["ttft_ms"]["p99"] is not None and run.summary["output_token_throughput"]
+    ]
+    has_itl = bool(data) and all(run.summary["itl_ms"]["p99"] is not None for run in data)
+    latency, throughput = (
+        ("itl_ms", "output_token_throughput") if has_itl else ("ttft_ms", "prompt_token_throughput")
+    )
     points = [
-        Point(run.policy, run.chunk_tokens, float(run.summary[latency]["p99"]), float(run.summary[throughput])) for run in told
+        Point(
+            run.policy, run.chunk_tokens, float(run.summary[latency]["p99"]), float(run.summary[throughput])
+        )
+        for run in data
     ]
     points.sort(key=lambda point: (policy_order(point.policy), point.chunk_tokens, point.latency_ms))
     return points, "ITL" if has_itl else "TTFT", "output" if has_itl else "prompt"
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Points that no other point beats in one figure without losing in the other, by latency. Equal points are all kept."""
+    """Points that no other point beats in one figure without losing in the other, by latency. Equal points
+    are all kept."""
     return sorted(
         (
             point
@@ -97,10 +122,9 @@ def front(points: Sequence[Point]) -> list[Point]:
 def _draw_panel(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[str, str]]) -> None:
     best = front(points)
     axes.plot(
-        [point.latency_ms for point in best],
-        [point.throughput for point in best],
-        ls="" if len(best) == 1 else "-", color=INK, alpha=0.25, lw=6, solid_capstyle="round", marker="o", ms=13, mew=0, zorder=1,
-        label="Pareto front",
+        [point.latency_ms for point in best], [point.throughput for point in best],
+        ls="" if len(best) == 1 else "-", color=INK, alpha=0.25, lw=6, solid_capstyle="round", marker="o",
+        ms=13, mew=0, zorder=1, label="Pareto front",
     )  # fmt: skip
     policies = list(dict.fromkeys(point.policy for point in points))
     for place, policy in enumerate(policies):
@@ -108,19 +132,36 @@ def _draw_panel(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[str
         color, dash = styles[policy]
         xs, ys = [point.latency_ms for point in mine], [point.throughput for point in mine]
         width = width_under(place, len(policies))
-        axes.plot(xs, ys, ls=dash, color=color, lw=width, marker="o", ms=6, mec="white", mew=0.9, label=policy, zorder=2)
+        axes.plot(
+            xs,
+            ys,
+            ls=dash,
+            color=color,
+            lw=width,
+            marker="o",
+            ms=6,
+            mec="white",
+            mew=0.9,
+            label=policy,
+            zorder=2,
+        )
     low, high = min(point.latency_ms for point in points), max(point.latency_ms for point in points)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     if low > 0 and high / low > 8:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-        axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}" if f"{value:e}"[0] in "25" else ""))
+        axes.xaxis.set_minor_formatter(
+            FuncFormatter(lambda value, _: f"{value:,.12g}" if f"{value:e}"[0] in "25" else "")
+        )
     axes.margins(0.12, 0.14)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.5g}" if value < 1e5 else f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.5g}" if value < 1e5 else f"{value:,.0f}")
+    )
 
 
 def _label_chunks(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[str, str]]) -> None:
-    """Write each point's chunk beside it, at the first of `LABEL_PLACES` that overlaps least with points and earlier labels."""
+    """Write each point's chunk beside it, at the first of `LABEL_PLACES` that overlaps least with points and
+    earlier labels."""
     if not points:
         return
     scale = axes.figure.dpi / 72
@@ -134,9 +175,9 @@ def _label_chunks(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[s
         place = int(np.argmin(costs))
         taken.append(boxes[place])
         axes.annotate(
-            str(point.chunk_tokens), (point.latency_ms, point.throughput), xytext=LABEL_PLACES[place], textcoords="offset points",
-            ha="center", va="center", fontsize=7.5, color=styles[point.policy][0], zorder=4,
-            path_effects=[withStroke(linewidth=2, foreground="white")],
+            str(point.chunk_tokens), (point.latency_ms, point.throughput), xytext=LABEL_PLACES[place],
+            textcoords="offset points", ha="center", va="center", fontsize=7.5, color=styles[point.policy][0],
+            zorder=4, path_effects=[withStroke(linewidth=2, foreground="white")],
         )  # fmt: skip
 
 

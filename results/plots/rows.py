@@ -1,4 +1,5 @@
-"""Rows per recurrent invocation over time: how full each run keeps the device, prompt and decode rows stacked."""
+"""Rows per recurrent invocation over time: how full each run keeps the device, prompt and decode rows
+stacked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ COLUMNS = ("loop_count", "rows", "started_ns", "ranges")
 
 @dataclass(frozen=True, slots=True)
 class RowBins:
-    """Mean rows of the invocations that start in each of `NUM_BINS` equal time bins; NaN in a bin without one. `[bins]` each."""
+    """Mean rows of the invocations that start in each of `NUM_BINS` equal time bins; NaN in a bin without
+    one. `[bins]` each."""
 
     edges_ms: NDArray[np.float64]
     prompt_rows: NDArray[np.float64]
@@ -26,7 +28,8 @@ class RowBins:
 
 
 def plot_rows(runs: Sequence[Run], path: Path) -> None:
-    """Draw one panel per run to `path`, all with the same axes. The dashed line is the run's `rows_per_recurrent_invocation`."""
+    """Draw one panel per run to `path`, all with the same axes. The dashed line is the run's
+    `rows_per_recurrent_invocation`."""
     runs = sorted(runs, key=lambda run: (run.chunk_tokens, policy_order(run.policy)))
     bins = [bin_rows(run) for run in runs]
     styles = policy_styles([run.policy for run in runs])
@@ -46,7 +49,15 @@ def plot_rows(runs: Sequence[Run], path: Path) -> None:
             prompt = np.nan_to_num(item.prompt_rows)
             total = prompt + np.nan_to_num(item.decode_rows)
             axes.stairs(total, edges, baseline=prompt, fill=True, color=INK, lw=0, label="decode rows")
-            axes.stairs(prompt, edges, fill=True, color=color, alpha=0.8, lw=0, label="prompt rows (the policy's colour)")
+            axes.stairs(
+                prompt,
+                edges,
+                fill=True,
+                color=color,
+                alpha=0.8,
+                lw=0,
+                label="prompt rows (the policy's colour)",
+            )
             axes.axhline(mean, color=INK, ls="--", lw=1)
             axes.set_title(f"{title} · {mean:,.1f} rows per invocation in the mean")
             axes.set_ylim(0, 1.05 * max(top, 1.0))
@@ -58,21 +69,30 @@ def plot_rows(runs: Sequence[Run], path: Path) -> None:
         handles, texts = grid[0].get_legend_handles_labels()
         if handles:
             figure.legend(handles[::-1], texts[::-1], loc="outside upper right", ncols=2)
-        figure.suptitle(f"Rows per recurrent invocation on {runs[0].workload}", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        figure.suptitle(
+            f"Rows per recurrent invocation on {runs[0].workload}",
+            x=0.01,
+            ha="left",
+            fontweight="bold",
+            fontsize=11.5,
+        )
 
 
 def bin_rows(run: Run, num_bins: int = NUM_BINS) -> RowBins:
-    """Bin a run's invocations by the start of their batch, from its first arrival on, reading `batches.csv` in pieces.
+    """Bin a run's invocations by the start of their batch, from its first arrival on, reading `batches.csv`
+    in pieces.
 
-    A batch of loop_count 4 counts as 4 invocations of its rows, so that the mean over bins weighted by their invocations is
-    `rows_per_recurrent_invocation`.
+    A batch of loop_count 4 counts as 4 invocations of its rows, so that the mean over bins weighted by their
+    invocations is `rows_per_recurrent_invocation`.
     """
     first_ns = float(run.summary["first_arrival_ns"])
     edges_ns = first_ns + np.linspace(0, max(float(run.summary["duration_s"]) * 1e9, 1.0), num_bins + 1)
     invocations, rows, decode = np.zeros(num_bins), np.zeros(num_bins), np.zeros(num_bins)
     for frame in run.batch_frames(COLUMNS):
         loops = frame["loop_count"].to_numpy(dtype=np.float64)
-        at = np.clip(np.searchsorted(edges_ns, frame["started_ns"].to_numpy(), side="right") - 1, 0, num_bins - 1)
+        at = np.clip(
+            np.searchsorted(edges_ns, frame["started_ns"].to_numpy(), side="right") - 1, 0, num_bins - 1
+        )
         decode_rows = frame["ranges"].str.count(":RECURRENT:").to_numpy(dtype=np.float64)
         invocations += np.bincount(at, loops, num_bins)
         rows += np.bincount(at, loops * frame["rows"].to_numpy(dtype=np.float64), num_bins)

@@ -1,4 +1,5 @@
-"""How every picture looks: colours, line styles, text sizes, and the one place where a figure is opened and saved."""
+"""How every picture looks: colours, line styles, text sizes, and the one place where a figure is opened and
+saved."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from results.identity import policy_order
 POLICY_COLORS = {"atomic": "#6b7280", "split": "#d97706", "mixed": "#0f766e", "wcpb": "#be123c"}
 OTHER_COLORS = ("#4338ca", "#7c3aed", "#0369a1", "#65a30d", "#a16207", "#9d174d")
 REQUEST_COLORS = (
-    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#6a51a3", "#a9b84f",
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f",
+    "#6a51a3", "#a9b84f",
 )  # fmt: skip
 INK, MUTED, FAINT = "#1f2937", "#6b7280", "#e5e7eb"
 
@@ -58,7 +60,8 @@ def picture(path: Path, width: float, height: float, dpi: int = 130) -> Iterator
 
 
 def policy_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and line style of every policy label: a policy's own colour; its variants with options are dashed."""
+    """Colour and line style of every policy label: a policy's own colour; its variants with options are
+    dashed."""
     styles: dict[str, tuple[str, str]] = {}
     num_others = 0
     for label in sorted(set(labels), key=policy_order):
@@ -73,12 +76,15 @@ def policy_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def log_scales(axes: Axes, x: bool = True, y: bool = False) -> None:
-    """Make the axes asked for logarithmic, with plain numbers, short ones, at 1, 2 and 5 of a decade: 500, 1k, 2k."""
+    """Make the axes asked for logarithmic, with plain numbers, short ones, at 1, 2 and 5 of a decade: 500,
+    1k, 2k."""
     for is_wanted, axis, scale in ((x, axes.xaxis, axes.set_xscale), (y, axes.yaxis, axes.set_yscale)):
         if is_wanted:
             scale("log")
             axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0), numticks=12))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.12g}" if value < 1000 else f"{value / 1000:,.12g}k"))
+            axis.set_major_formatter(
+                FuncFormatter(lambda value, _: f"{value:.12g}" if value < 1000 else f"{value / 1000:,.12g}k")
+            )
             axis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", color=MUTED, length=2)
 
@@ -93,7 +99,8 @@ def agreement_axes(axes: Axes, low: float, high: float) -> None:
 
 
 def width_under(place: int, num_lines: int) -> float:
-    """Line width of the line at `place` of several drawn over one another: earlier ones are wider and stay visible below."""
+    """Line width of the line at `place` of several drawn over one another: earlier ones are wider and stay
+    visible below."""
     return 1.6 + 0.8 * (num_lines - 1 - place)
 
 

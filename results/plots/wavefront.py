@@ -1,6 +1,7 @@
 """The wavefront picture: time across, depth up, one box per range coloured by request and labelled by chunk.
 
-Box area is rows x time, on one scale for all panels, so what a policy leaves empty is what the device could have done.
+Box area is rows x time, on one scale for all panels, so what a policy leaves empty is what the device could
+have done.
 """
 
 from collections.abc import Sequence
@@ -29,20 +30,29 @@ ROWS_STRIP = 0.75
 def plot_wavefront(runs: Sequence[Run], path: Path, window: Window | None = None) -> None:
     """Draw one panel per run to `path`, all over the same time.
 
-    `window` None chooses a readable one. A window of batches counts the first run's batches; the others show the same time. Raises
-    `InputError` when it holds no batch or too many, or when the runs' models differ in depth.
+    `window` None chooses a readable one. A window of batches counts the first run's batches; the others show
+    the same time. Raises `InputError` when it holds no batch or too many, or when the runs' models differ in
+    depth.
     """
     depths = sorted({run.num_loops for run in runs})
     if len(depths) > 1:
-        raise InputError(f"wavefront: the runs have models of {depths[0]} and {depths[-1]} loops, expected the same depth")
+        raise InputError(
+            f"wavefront: the runs have models of {depths[0]} and {depths[-1]} loops, expected the same depth"
+        )
     num_loops = depths[0]
     window, panels = _choose(runs, window)
-    start_ns = window.start_ns if window.start_ns is not None else min(panel[0].started_ns for panel in panels if panel)
+    start_ns = (
+        window.start_ns
+        if window.start_ns is not None
+        else min(panel[0].started_ns for panel in panels if panel)
+    )
     end_ns = max(panel[-1].finished_ns for panel in panels if panel)
     end_ns = min(end_ns, window.end_ns) if window.end_ns is not None else end_ns
     boxes = layout(panels, num_loops)
     requests = sorted({box.item.request_id for panel in boxes for box in panel})
-    colors = {request_id: REQUEST_COLORS[index % len(REQUEST_COLORS)] for index, request_id in enumerate(requests)}
+    colors = {
+        request_id: REQUEST_COLORS[index % len(REQUEST_COLORS)] for index, request_id in enumerate(requests)
+    }
     most_rows = max(batch.rows for panel in panels for batch in panel)
     panel_inches = min(max(0.52 * num_loops + 1.15, 2.4), 7.5)
     with picture(path, WIDTH_INCHES, panel_inches * len(runs) + 1.15) as figure:
@@ -54,7 +64,9 @@ def plot_wavefront(runs: Sequence[Run], path: Path, window: Window | None = None
         grid[-1].set_xlabel("time, ms")
         has_decode = any(not box.item.is_prompt for panel in boxes for box in panel)
         _add_legend(figure, requests, colors, has_decode)
-        title = f"{runs[0].workload}: which chunk runs at which depth   (box height: rows; grey lines: batches)"
+        title = (
+            f"{runs[0].workload}: which chunk runs at which depth   (box height: rows; grey lines: batches)"
+        )
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         figure.draw_without_rendering()
         for axes, run, batches, panel in zip(grid, runs, panels, boxes, strict=True):
@@ -64,7 +76,8 @@ def plot_wavefront(runs: Sequence[Run], path: Path, window: Window | None = None
 
 
 def _choose(runs: Sequence[Run], window: Window | None) -> tuple[Window, list[list[LoggedBatch]]]:
-    """The window and every run's batches in it. What the caller asks for must exist; what we choose is cut to what can be drawn."""
+    """The window and every run's batches in it. What the caller asks for must exist; what we choose is cut to
+    what can be drawn."""
     if window is None:
         window = default_window(runs[0]) if len(runs) == 1 else shared_window(runs)
         panels = [window.clip(run.batches()) for run in runs]
@@ -88,7 +101,9 @@ def _title(run: Run, batches: Sequence[LoggedBatch]) -> str:
 
 
 def _frame(axes: Axes, num_loops: int, start_ms: float, end_ms: float) -> None:
-    names = {EMBED_LANE: "embed", num_loops: "LM head"} | {depth: f"depth {depth}" for depth in range(num_loops)}
+    names = {EMBED_LANE: "embed", num_loops: "LM head"} | {
+        depth: f"depth {depth}" for depth in range(num_loops)
+    }
     bounds = {number: lane_bounds(number, num_loops) for number in names}
     for bottom, height in bounds.values():
         axes.axhspan(bottom, bottom + height, color="#f3f4f6", lw=0, zorder=0)
@@ -106,7 +121,8 @@ def _frame(axes: Axes, num_loops: int, start_ms: float, end_ms: float) -> None:
 
 
 def _draw_boundaries(axes: Axes, batches: Sequence[LoggedBatch], num_loops: int) -> None:
-    """A line where a batch starts and one where it ends; a gap between two batches stays white: the device idles there."""
+    """A line where a batch starts and one where it ends; a gap between two batches stays white: the device
+    idles there."""
     times = sorted({time_ns for batch in batches for time_ns in (batch.started_ns, batch.finished_ns)})
     top = num_loops + 0.5
     lines = [[(time_ns / 1e6, -0.55), (time_ns / 1e6, top)] for time_ns in times]
@@ -119,7 +135,9 @@ def _draw_boxes(axes: Axes, boxes: Sequence[Box], colors: dict[int, str]) -> Non
         if not mine:
             continue
         faces = [colors[box.item.request_id] for box in mine]
-        has_hatch = not is_prompt and min(box.height for box in mine) * _points_per_lane(axes) > MIN_HATCH_POINTS
+        has_hatch = (
+            not is_prompt and min(box.height for box in mine) * _points_per_lane(axes) > MIN_HATCH_POINTS
+        )
         collection = PolyCollection(
             [_corners(axes, box) for box in mine],
             facecolors=faces if is_prompt else [_darker(face) for face in faces],
@@ -132,15 +150,19 @@ def _draw_boxes(axes: Axes, boxes: Sequence[Box], colors: dict[int, str]) -> Non
 
 
 def _corners(axes: Axes, box: Box) -> list[tuple[float, float]]:
-    """The box in data coordinates, a pixel short of its time on either side, so that batch boundaries stay visible."""
+    """The box in data coordinates, a pixel short of its time on either side, so that batch boundaries stay
+    visible."""
     left, right = box.start_ns / 1e6, box.end_ns / 1e6
     gap = min(0.9 * _ms_per_pixel(axes), 0.15 * (right - left))
     left, right, low, high = left + gap, right - gap, box.y, box.y + box.height
     return [(left, low), (right, low), (right, high), (left, high)]
 
 
-def _label_boxes(axes: Axes, boxes: Sequence[Box], colors: dict[int, str], chunk_tokens: int, start_ns: int, end_ns: int) -> None:
-    """Write `c3` into prompt boxes and `@1034` into decode rows, where it fits; a decode row without room keeps its hatch only."""
+def _label_boxes(
+    axes: Axes, boxes: Sequence[Box], colors: dict[int, str], chunk_tokens: int, start_ns: int, end_ns: int
+) -> None:
+    """Write `c3` into prompt boxes and `@1034` into decode rows, where it fits; a decode row without room
+    keeps its hatch only."""
     per_ms = 1 / _ms_per_pixel(axes)
     per_point = axes.figure.dpi / 72
     per_lane = _points_per_lane(axes)
@@ -154,13 +176,14 @@ def _label_boxes(axes: Axes, boxes: Sequence[Box], colors: dict[int, str], chunk
         if size < 4.6:
             continue
         axes.text(
-            (left + right) / 2e6, box.y + box.height / 2, text, ha="center", va="center_baseline", fontsize=size, zorder=4,
-            color=_ink_on(colors[item.request_id]) if item.is_prompt else "white",
+            (left + right) / 2e6, box.y + box.height / 2, text, ha="center", va="center_baseline",
+            fontsize=size, zorder=4, color=_ink_on(colors[item.request_id]) if item.is_prompt else "white",
         )  # fmt: skip
 
 
 def _draw_row_strip(axes: Axes, batches: Sequence[LoggedBatch], num_loops: int, most_rows: int) -> None:
-    """Bars above the lanes: rows of each recurrent invocation, on one scale for all panels, with the number where it fits."""
+    """Bars above the lanes: rows of each recurrent invocation, on one scale for all panels, with the number
+    where it fits."""
     bottom = num_loops + 0.56
     per_ms = 1 / _ms_per_pixel(axes)
     per_point = axes.figure.dpi / 72
@@ -177,19 +200,42 @@ def _draw_row_strip(axes: Axes, batches: Sequence[LoggedBatch], num_loops: int, 
         size = min(6.5, (right - left) * per_ms / per_point / (0.7 * len(text)))
         if size >= 4.6:
             middle = (left + right) / 2
-            axes.text(middle, bottom + height + 0.03, text, ha="center", va="bottom", fontsize=size, color=INK, zorder=4)
-    axes.add_collection(PolyCollection(bars, facecolors="#d1d5db", edgecolors="white", linewidths=0.5, zorder=2), autolim=False)
+            axes.text(
+                middle,
+                bottom + height + 0.03,
+                text,
+                ha="center",
+                va="bottom",
+                fontsize=size,
+                color=INK,
+                zorder=4,
+            )
+    axes.add_collection(
+        PolyCollection(bars, facecolors="#d1d5db", edgecolors="white", linewidths=0.5, zorder=2),
+        autolim=False,
+    )
 
 
 def _add_legend(figure: Figure, requests: Sequence[int], colors: dict[int, str], has_decode: bool) -> None:
-    handles: list[Patch] = [Patch(fc=colors[request_id], label=f"request {request_id}") for request_id in requests[:MAX_LEGEND]]
+    handles: list[Patch] = [
+        Patch(fc=colors[request_id], label=f"request {request_id}") for request_id in requests[:MAX_LEGEND]
+    ]
     if len(requests) > MAX_LEGEND:
         handles.append(Patch(fc="none", label=f"and {len(requests) - MAX_LEGEND} more, colours repeat"))
     handles.append(Patch(fc="#e5e7eb", ec="#9ca3af", label="c3: prompt chunk 3"))
     if has_decode:
-        handles.append(Patch(fc="#4b5563", ec=INK, hatch="/////", label="dark: decode row, @57 at position 57"))
+        handles.append(
+            Patch(fc="#4b5563", ec=INK, hatch="/////", label="dark: decode row, @57 at position 57")
+        )
     columns = min(len(handles), 8)
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8, handlelength=1.4, labelcolor=MUTED)
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        ncols=columns,
+        fontsize=8,
+        handlelength=1.4,
+        labelcolor=MUTED,
+    )
 
 
 def _ms_per_pixel(axes: Axes) -> float:

@@ -1,6 +1,8 @@
-"""Which batches the wavefront picture shows, and where every range's box goes. Geometry only; drawing is `results.plots.wavefront`.
+"""Which batches the wavefront picture shows, and where every range's box goes. Geometry only; drawing is
+`results.plots.wavefront`.
 
-A lane is one depth; two thin lanes hold the prelude (embedding, below depth 0) and the coda (LM head, on top). Time runs across.
+A lane is one depth; two thin lanes hold the prelude (embedding, below depth 0) and the coda (LM head, on
+top). Time runs across.
 """
 
 import re
@@ -9,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policies.core.batch import Stage
 from policies.core.errors import InputError
+from policies.core.seam.batch import Stage
 from results.batchlog import LoggedBatch, LoggedRange
 from results.load import Run
 
@@ -20,12 +22,14 @@ PROMPT_START = re.compile(r":PREFILL[A-Z_]*:0:0:")
 MAX_BOXES = 20_000
 EMBED_LANE = -1
 MIN_DECODE_SHARE, MAX_DECODE_SHARE = 0.22, 0.5
-"""A decode row is one row among hundreds: it gets at least this much of a lane, all decode rows of a lane at most that much."""
+"""A decode row is one row among hundreds: it gets at least this much of a lane, all decode rows of a lane at
+most that much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What to show: batches `first_batch..last_batch` (both included), or everything that runs in `[start_ns, end_ns)`."""
+    """What to show: batches `first_batch..last_batch` (both included), or everything that runs in `[start_ns,
+    end_ns)`."""
 
     first_batch: int | None = None
     last_batch: int | None = None
@@ -33,7 +37,8 @@ class Window:
     end_ns: int | None = None
 
     def select(self, batches: Iterable[LoggedBatch], name: str) -> list[LoggedBatch]:
-        """The batches inside. Raises `InputError`, naming the run, when there is none or more than a picture can show."""
+        """The batches inside. Raises `InputError`, naming the run, when there is none or more than a picture
+        can show."""
         chosen = self.clip(batches, MAX_BOXES + 1)
         if not chosen:
             raise InputError(f"{name}: no batch in {self}")
@@ -42,7 +47,8 @@ class Window:
         return chosen
 
     def clip(self, batches: Iterable[LoggedBatch], max_boxes: int = MAX_BOXES) -> list[LoggedBatch]:
-        """The batches inside, perhaps none, up to and including the one that brings them to `max_boxes` ranges."""
+        """The batches inside, perhaps none, up to and including the one that brings them to `max_boxes`
+        ranges."""
         chosen: list[LoggedBatch] = []
         num_boxes = 0
         for batch in batches:
@@ -63,19 +69,27 @@ class Window:
     def __str__(self) -> str:
         if self.start_ns is not None or self.end_ns is not None:
             start = "the start" if self.start_ns is None else f"{self.start_ns / 1e6:g} ms"
-            return f"the window from {start} to {'the end' if self.end_ns is None else f'{self.end_ns / 1e6:g} ms'}"
-        return f"the window of batches {self.first_batch or 0} to {'the last' if self.last_batch is None else self.last_batch}"
+            return (
+                f"the window from {start} to "
+                f"{'the end' if self.end_ns is None else f'{self.end_ns / 1e6:g} ms'}"
+            )
+        return (
+            f"the window of batches {self.first_batch or 0} to "
+            f"{'the last' if self.last_batch is None else self.last_batch}"
+        )
 
 
 def default_window(run: Run, num_batches: int = WINDOW_BATCHES) -> Window:
     """`num_batches` consecutive batches where a prompt joins running decodes, else the first ones of the run.
 
-    Chosen is the first batch in which a prompt starts, with decode rows in one of the `LEAD_BATCHES` before it. Where the
-    device idles for longer than any of those took, nothing is joined.
+    Chosen is the first batch in which a prompt starts, with decode rows in one of the `LEAD_BATCHES` before
+    it. Where the device idles for longer than any of those took, nothing is joined.
     """
     lead: deque[LoggedBatch] = deque(maxlen=LEAD_BATCHES)
     for batch in run.batches():
-        if lead and batch.started_ns - lead[-1].finished_ns > max(item.finished_ns - item.started_ns for item in lead):
+        if lead and batch.started_ns - lead[-1].finished_ns > max(
+            item.finished_ns - item.started_ns for item in lead
+        ):
             lead.clear()
         if PROMPT_START.search(batch.ranges_text) and any(item.num_decode_rows for item in lead):
             return Window(first_batch=lead[0].seq, last_batch=lead[0].seq + num_batches - 1)
@@ -90,7 +104,8 @@ def shared_window(runs: Sequence[Run], num_batches: int = WINDOW_BATCHES) -> Win
 
 
 class Box(NamedTuple):
-    """One range at one depth: where it lies and what it says. `y` and `height` are in lanes, depth 0 from 0 to 1."""
+    """One range at one depth: where it lies and what it says. `y` and `height` are in lanes, depth 0 from 0
+    to 1."""
 
     start_ns: int
     end_ns: int
@@ -117,8 +132,8 @@ def lane_bounds(number: int, num_loops: int) -> tuple[float, float]:
 def layout(panels: Sequence[Sequence[LoggedBatch]], num_loops: int) -> list[list[Box]]:
     """Boxes of every panel. A depth's box is as high as its share of rows, on one scale for all panels.
 
-    The fullest (batch, depth) of all panels fills its lane: with 64 rows there, a chunk of 16 rows is a quarter of a lane high
-    everywhere. Inside a lane prompts lie below decode rows, each by request.
+    The fullest (batch, depth) of all panels fills its lane: with 64 rows there, a chunk of 16 rows is a
+    quarter of a lane high everywhere. Inside a lane prompts lie below decode rows, each by request.
     """
     cells = [_cells(batches, num_loops) for batches in panels]
     deep = [items for panel in cells for _, _, number, items in panel if 0 <= number < num_loops]
@@ -132,7 +147,9 @@ def layout(panels: Sequence[Sequence[LoggedBatch]], num_loops: int) -> list[list
         for start_ns, end_ns, number, items in panel:
             bottom, height = lane_bounds(number, num_loops)
             is_deep = 0 <= number < num_loops
-            shares = [_share(item, most_rows, floor) / fullest if is_deep else 1 / len(items) for item in items]
+            shares = [
+                _share(item, most_rows, floor) / fullest if is_deep else 1 / len(items) for item in items
+            ]
             for item, share in zip(items, shares, strict=True):
                 found.append(Box(start_ns, end_ns, bottom, share * height, item, number))
                 bottom += share * height
@@ -148,7 +165,9 @@ def _cells(batches: Sequence[LoggedBatch], num_loops: int) -> list[tuple[int, in
     """(start, end, lane, ranges from bottom to top) of every lane in every invocation."""
     cells: list[tuple[int, int, int, list[LoggedRange]]] = []
     for batch in batches:
-        ranges = sorted(batch.ranges(), key=lambda item: (not item.is_prompt, item.request_id, item.token_start))
+        ranges = sorted(
+            batch.ranges(), key=lambda item: (not item.is_prompt, item.request_id, item.token_start)
+        )
         for part, (start_ns, end_ns) in enumerate(batch.invocations()):
             lanes: dict[int, list[LoggedRange]] = {}
             for item in ranges:

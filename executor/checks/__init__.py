@@ -1,0 +1,1 @@
+"""What checks the executor: audit of addresses, token preservation, comparison with float64."""

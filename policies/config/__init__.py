@@ -1,0 +1,1 @@
+"""Config files and sweep grids: read, checked, resolved."""

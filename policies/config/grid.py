@@ -1,0 +1,57 @@
+"""A grid of configurations from a sweep file: which cells there are, not how they are run."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policies.config.runconfig import (
+    RunConfig,
+    apply_overrides,
+    check_keys,
+    parse_config,
+    read_yaml,
+    set_key,
+    split_override,
+)
+from policies.core.errors import InputError
+
+
+def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str, Any], RunConfig]]:
+    """Read a sweep file: `base` is a config, `grid` maps dotted keys to lists of values; one (axes, config)
+    per combination.
+
+    `--set` overrides apply to the base; one of an axis replaces its values, by a list or by one value. Raises
+    `InputError`.
+    """
+    raw = read_yaml(path)
+    check_keys(raw, ("base", "grid"), str(path))
+    base, grid = raw.get("base", {}), raw.get("grid")
+    if not isinstance(base, Mapping) or not isinstance(grid, Mapping) or not grid:
+        raise InputError(f"{path}: expected `base`, a mapping, and `grid`, a mapping of config keys to lists")
+    grid = dict(grid)
+    for axis in grid:
+        if not isinstance(axis, str):
+            raise InputError(f"{path}: grid: {axis!r} is not a config key like scheduler.prefill_chunk_size")
+    for key, value, override in [(*split_override(item), item) for item in overrides]:
+        related = [
+            axis for axis in grid if axis == key or axis.startswith(f"{key}.") or key.startswith(f"{axis}.")
+        ]
+        if not related:
+            base = apply_overrides(base, [override])
+        elif related == [key]:
+            grid[key] = value if isinstance(value, list) else [value]
+        else:
+            raise InputError(f"--set {override}: {related[0]} is an axis of {path}; set {related[0]} itself")
+    for axis, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise InputError(f"{path}: grid.{axis}: {values!r}, expected a list of values")
+    cells = []
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        cell = apply_overrides(base, ())
+        for key, value in point.items():
+            set_key(cell, key, value)
+        spelled = ", ".join(f"{key}={value}" for key, value in point.items())
+        cells.append((point, parse_config(cell, path.parent, f"{path} at {spelled}")))
+    return cells

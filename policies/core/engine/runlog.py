@@ -1,0 +1,260 @@
+"""What a run leaves behind while it runs: one CSV line per batch, and one record per request, handed on as
+soon as it has ended.
+
+The batch log is the evidence: every invariant can be checked from it alone. Column names and order are a
+public contract; columns after `ranges` are ours and may grow. The log formats, it does not compute
+statistics. However long a run, it holds records of requests that wait or run, of all others their ids, and
+counts of batches by host time.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import add
+from typing import Protocol
+
+from policies.core.errors import InvariantError
+from policies.core.seam.batch import NO_TRANSFERS, ExecutionBatch, ScheduledRange, Stage, Transfers
+from policies.core.seam.events import COMPONENTS, Completion
+from policies.core.seam.request import Request, Status
+
+BATCH_COLUMNS = (
+    "seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "started_ns", "finished_ns",
+    "select_ns", "ranges", "collected_ns", "after_seq", "host_ns", "limit_ns",
+    *(f"{name}_ns" for name in COMPONENTS), "allocated", "exits", "grown", "preempted", "resumed", "reused",
+)  # fmt: skip
+REQUEST_COLUMNS = (
+    "request_id", "arrival_ns", "prompt_tokens", "output_tokens", "status", "first_scheduled_ns",
+    "first_token_ns", "finished_ns", "preemptions", "max_tokens", "priority", "reason", "token_ns", "content",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """The story of one request. Times are None until they happen; `token_ns` holds the delivery time of every
+    token.
+
+    `number` counts the requests that arrived before it: the order in which the run let them in, also where
+    times are equal.
+    """
+
+    request: Request
+    number: int
+    status: Status = Status.WAITING
+    first_scheduled_ns: int | None = None
+    finished_ns: int | None = None
+    preemptions: int = 0
+    reason: str = ""
+    token_ns: "array[int]" = field(default_factory=lambda: array("q"))
+
+    @property
+    def first_token_ns(self) -> int | None:
+        return self.token_ns[0] if self.token_ns else None
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_ns)
+
+
+@dataclass(slots=True)
+class StageTotals:
+    """Sums over the batches of one stage; `components_ns` in the order of `COMPONENTS`, zeros where batches
+    are not split."""
+
+    num_batches: int = 0
+    device_ns: int = 0
+    limit_ns: int = 0
+    host_ns: int = 0
+    components_ns: list[int] = field(default_factory=lambda: [0] * len(COMPONENTS))
+
+
+@dataclass(slots=True)
+class BatchTotals:
+    """Running sums over all batches, so that a summary needs no second pass over the log.
+
+    `idle_ns` is device time between batches: from one's end to the next one's start. Of it, `idle_host_ns` is
+    while the host chose, packed and launched the next one, and `idle_launch_ns` after that; the rest is
+    before the next batch was thought of. `select_ns` and `host_ns` count batches by their host time to 10 ns:
+    few entries, however long the run.
+    """
+
+    recurrent_invocations: int = 0
+    recurrent_rows: int = 0
+    idle_ns: int = 0
+    idle_host_ns: int = 0
+    idle_launch_ns: int = 0
+    by_stage: dict[Stage, StageTotals] = field(default_factory=dict)
+    first_started_ns: int | None = None
+    last_finished_ns: int = 0
+    select_ns: Counter[int] = field(default_factory=Counter)
+    host_ns: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def num_batches(self) -> int:
+        return sum(stage.num_batches for stage in self.by_stage.values())
+
+    @property
+    def device_ns(self) -> int:
+        return sum(stage.device_ns for stage in self.by_stage.values())
+
+    @property
+    def limit_ns(self) -> int:
+        return sum(stage.limit_ns for stage in self.by_stage.values())
+
+
+class Lines(Protocol):
+    """Where lines go: a text file, or anything that takes them."""
+
+    def write(self, text: str, /) -> object: ...
+
+
+class RunLog:
+    """Writes `batches.csv` lines to `batches` as batches complete (None: keeps totals only) and keeps the
+    records of requests.
+
+    `records` are those of requests that have arrived and not ended. One that has ended goes to `on_ended`,
+    once, and is forgotten.
+    """
+
+    def __init__(
+        self, batches: Lines | None = None, on_ended: Callable[[RequestRecord], object] = lambda record: None
+    ) -> None:
+        self.records: dict[int, RequestRecord] = {}
+        self.totals = BatchTotals()
+        self._batches = batches
+        self._hand_on = on_ended
+        self._arrived: set[int] = set()
+        if batches is not None:
+            batches.write(",".join(BATCH_COLUMNS) + "\n")
+
+    def arrived(self, request: Request) -> RequestRecord:
+        """The record of a request that arrives. Raises `InvariantError` when it has before."""
+        if request.request_id in self._arrived:
+            raise InvariantError(f"invariant 7: request {request.request_id} arrives twice")
+        record = RequestRecord(request, len(self._arrived))
+        self._arrived.add(request.request_id)
+        self.records[request.request_id] = record
+        return record
+
+    def ended(self, request_id: int, status: Status, finished_ns: int) -> None:
+        """A request has come to its end. Raises `InvariantError` when it had, or never arrived, and what
+        `on_ended` raises."""
+        record = self.records.pop(request_id, None)
+        if record is None:
+            raise InvariantError(
+                f"invariant 7: request {request_id} ends as {status} and is not among those that wait or run"
+            )
+        record.status = status
+        record.finished_ns = finished_ns
+        self._hand_on(record)
+
+    def completed(self, batch: ExecutionBatch, completion: Completion) -> None:
+        totals, loops = self.totals, batch.loop_count
+        started_ns, finished_ns = completion.started_ns, completion.finished_ns
+        totals.recurrent_invocations += loops
+        totals.recurrent_rows += loops * batch.rows
+        stage = totals.by_stage.get(batch.stage)
+        if stage is None:
+            stage = totals.by_stage[batch.stage] = StageTotals()
+        stage.num_batches += 1
+        stage.device_ns += finished_ns - started_ns
+        stage.limit_ns += completion.limit_ns
+        stage.host_ns += completion.host_ns
+        if completion.components_ns:
+            stage.components_ns = list(map(add, stage.components_ns, completion.components_ns))
+        totals.select_ns[_rounded(completion.select_ns)] += 1
+        totals.host_ns[_rounded(completion.host_ns)] += 1
+        if totals.first_started_ns is None:
+            totals.first_started_ns = started_ns
+        elif started_ns > totals.last_finished_ns:
+            free_ns = totals.last_finished_ns
+            launched_ns = min(
+                started_ns, max(free_ns, batch.formed_ns + completion.select_ns + completion.host_ns)
+            )
+            totals.idle_ns += started_ns - free_ns
+            totals.idle_host_ns += max(0, launched_ns - max(free_ns, batch.formed_ns))
+            totals.idle_launch_ns += started_ns - launched_ns
+        totals.last_finished_ns = finished_ns
+        if self._batches is not None:
+            self._batches.write(batch_line(batch, completion))
+
+
+def _rounded(host_ns: int) -> int:
+    return (host_ns + 5) // 10 * 10
+
+
+_STAGE_FIELD = {stage: f":{stage.value}:" for stage in Stage}
+
+
+def ranges_text(ranges: tuple[ScheduledRange, ...]) -> str:
+    """Ranges as `request:stage:depth:start:count`, joined by spaces, in batch order."""
+    return " ".join(
+        [
+            f"{request}{_STAGE_FIELD[stage]}{depth}:{start}:{count}"
+            for request, stage, depth, start, count, _, _, _ in ranges
+        ]
+    )
+
+
+_NOTHING_MOVED = ("", "", "", "", "")
+
+
+def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
+    """One line of `batches.csv`; `exits` are the requests whose token the completion reported as having left
+    early.
+
+    `allocated` and `grown` are `request:groups` (see `compress`). `preempted` is `request:recompute` or
+    `request:swap:groups` with the groups copied out; `resumed` is `request:kept tokens:groups copied in` for
+    those of `allocated` that had been preempted. `reused` is `request:groups` with the number of leading
+    groups of `allocated` that hold a shared prefix.
+    """
+    ranges = ranges_text(batch.ranges)
+    components = (
+        ",".join(map(str, completion.components_ns))
+        if completion.components_ns
+        else "," * (len(COMPONENTS) - 1)
+    )
+    exits = " ".join(map(str, sorted(completion.exits))) if completion.exits else ""
+    allocated, grown, preempted, resumed, reused = (
+        _NOTHING_MOVED if batch.transfers is NO_TRANSFERS else _moved(batch.transfers)
+    )
+    return (
+        f"{batch.seq},{batch.stage},{batch.loop_count},{batch.num_requests},{batch.rows},{batch.formed_ns},{completion.started_ns},"
+        f"{completion.finished_ns},{completion.select_ns},{ranges},{completion.now_ns},{batch.after_seq},{completion.host_ns},"
+        f"{completion.limit_ns},{components},{allocated},{exits},{grown},{preempted},{resumed},{reused}\n"
+    )
+
+
+def _moved(transfers: Transfers) -> tuple[str, str, str, str, str]:
+    """The columns that say what was transferred: allocated, grown, preempted, resumed, reused."""
+    allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in transfers.allocations)
+    grown = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in transfers.growths)
+    preempted = " ".join(
+        f"{item.request_id}:swap:{compress(item.block_groups)}"
+        if item.is_swapped
+        else f"{item.request_id}:recompute"
+        for item in transfers.preemptions
+    )
+    resumed = " ".join(
+        f"{item.request_id}:{item.num_kept_tokens}:{item.num_swapped_groups}"
+        for item in transfers.allocations
+        if item.is_resumed
+    )
+    reused = " ".join(
+        f"{item.request_id}:{item.num_reused_groups}"
+        for item in transfers.allocations
+        if item.num_reused_groups
+    )
+    return allocated, grown, preempted, resumed, reused
+
+
+def compress(groups: tuple[int, ...]) -> str:
+    """Block groups in token order as runs: (4, 5, 6, 2) is `4-6+2`."""
+    runs: list[str] = []
+    start = 0
+    for end in range(1, len(groups) + 1):
+        if end == len(groups) or groups[end] != groups[end - 1] + 1:
+            runs.append(str(groups[start]) if end - start == 1 else f"{groups[start]}-{groups[end - 1]}")
+            start = end
+    return "+".join(runs)

@@ -1,0 +1,306 @@
+"""The scheduler: asks the policy, validates its answer, commits it, and applies what the device reports back.
+
+Owns the progress of every request; who is in and holds what is the business of
+`policies.core.memory.residents`. Plan, then commit: a selection is checked whole before any frontier moves.
+Knows no clock and no device; `policies.core.engine.engine` drives it.
+"""
+
+from collections import deque
+
+from policies.core.engine.validation import validate
+from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
+from policies.core.memory.residents import Residents
+from policies.core.models.shape import ModelShape
+from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Selection, Stage
+from policies.core.seam.events import Completion
+from policies.core.seam.exits import ExitSettings
+from policies.core.seam.policy import Policy
+from policies.core.seam.request import CODA, PRELUDE, RECURRENT, Phase, Request, RequestState
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.core.seam.view import View
+
+NO_EARLY_EXIT = ExitSettings()
+
+
+class Scheduler:
+    """State of all waiting and running requests under one policy.
+
+    `cache.num_blocks` must be set. Raises `InputError` at construction when policy, model and cache do not go
+    together.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        model: ModelShape,
+        settings: SchedulerSettings,
+        cache: CacheSettings,
+        exits: ExitSettings = NO_EARLY_EXIT,
+    ) -> None:
+        policy.check(model, settings, cache)
+        self.policy = policy
+        self.settings = settings
+        self.num_loops = model.num_loops
+        self.exits = exits.rule(model.num_loops)
+        if self.exits.min_loops < model.num_loops and cache.may_recompute:
+            raise InputError(
+                f"cache.preemption: {cache.preemption} may compute generated tokens again at full depth, so "
+                f"their K/V would not be those of exit.mode {exits.mode}; expected swap without "
+                "cache.swap_blocks, off, or exit.mode fixed"
+            )
+        self.max_context_tokens = model.max_context_tokens
+        self.residents = Residents(model, settings, cache, policy.resident_chunks(model.num_loops))
+        self.blocks = self.residents.blocks
+        self.rings = self.residents.rings
+        self.waiting = self.residents.waiting
+        self.running = self.residents.running
+        self.surplus_rows = 0
+        self.peak_hidden_rows = 0
+        self.tokens_by_loops = [0] * (model.num_loops + 1)
+        self._next_seq = 0
+        self.in_flight: deque[ExecutionBatch] = deque()
+        """Batches formed and not yet collected, the oldest first."""
+        self._surplus_until = -1
+        self._shares_prefixes = cache.prefix_caching
+        self._view = View(settings, model.num_loops, self.exits, self.blocks, self.rings)
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.running) or len(self.waiting) > 0
+
+    def refusal(self, request: Request) -> str | None:
+        """Why `request` can never run, with the numbers, or None."""
+        return self.residents.refusal(request)
+
+    def enqueue(self, request: Request) -> None:
+        """Put a request that `refusal` accepts into the waiting queue."""
+        self.residents.enqueue(request)
+
+    def cancel(self, request_id: int) -> RequestState | None:
+        """End a request whose client has hung up, wherever it is; return its state, None when it never ran.
+
+        Nothing of it is scheduled any more. What it holds returns when no submitted batch touches it: now, or
+        when the last one that does is collected.
+        """
+        return self.residents.cancel(request_id)
+
+    def form_batch(self, now_ns: int) -> ExecutionBatch | None:
+        """Give out room, select, validate, commit; None when no running request has anything left to
+        schedule.
+
+        Raises `SelectionError` for a wrong proposal and `StuckError` when the policy passes over ready work.
+        """
+        plan = self.residents.allocate()
+        order = self.residents.order
+        if plan is not None and plan.withheld:
+            order = tuple([state for state in order if state.request_id not in plan.withheld])
+        if not order:
+            return None
+        view = self._view
+        view.now_ns = now_ns
+        view.bucket(order)
+        selection = self.policy.select(view)
+        if selection is None:
+            stuck = [request for request in order if request.phase not in (Phase.DRAINED, Phase.UNDECIDED)]
+            if stuck:
+                raise StuckError(
+                    f"invariant 9: policy {self.policy.name} formed no batch at {now_ns} ns with ready work "
+                    f"of {len(stuck)} requests: {'; '.join(str(request) for request in stuck[:8])}"
+                )
+            return None
+        try:
+            rows, num_requests = validate(selection, self.running, self.settings, self.num_loops, self.exits)
+            if plan is not None:
+                self._check_room(selection)
+        except SelectionError as error:
+            raise SelectionError(f"policy {self.policy.name}: {error}") from None
+        seq = self._next_seq
+        self._next_seq = seq + 1
+        self._commit(selection, seq, now_ns)
+        batch = ExecutionBatch(
+            seq,
+            selection.stage,
+            selection.loop_count,
+            selection.ranges,
+            rows,
+            num_requests,
+            now_ns,
+            self.residents.collected_seq,
+            self.residents.transfers(plan),
+            self.blocks.planes > 1,
+        )
+        self.in_flight.append(batch)
+        return batch
+
+    def _check_room(self, selection: Selection) -> None:
+        """Raise `SelectionError` for a range whose tokens have no K/V blocks yet: a policy may only propose
+        what its view holds."""
+        for item in selection.ranges if selection.loop_count else ():
+            room = len(self.running[item.request_id].block_groups) * self.blocks.block_size
+            if item.token_end > room:
+                raise SelectionError(f"{item} has K/V blocks up to token {room} only")
+
+    def _commit(self, selection: Selection, seq: int, now_ns: int) -> None:
+        """Take the steps of a valid selection: what each of its rows does follows from its request's
+        phase."""
+        loops, running = selection.loop_count, self.running
+        max_loops, has_decisions, collected_seq = (
+            self.exits.max_loops,
+            self.exits.has_decisions,
+            self.residents.collected_seq,
+        )
+        has_prompt = has_decode = False
+        for item in selection.ranges:
+            state = running[item[0]]
+            phase = state.phase
+            if state.last_seq < 0:
+                state.first_scheduled_ns = now_ns
+            state.last_seq = seq
+            if phase is RECURRENT:
+                has_decode = True
+                depth = state.depth + loops
+                if depth == max_loops:
+                    state.phase = CODA if state.undecided_until <= collected_seq else Phase.UNDECIDED
+                    depth = max_loops % self.num_loops
+                elif has_decisions and depth >= self.exits.min_loops:
+                    state.undecided_until = seq
+                state.depth = depth
+            elif phase is CODA:
+                state.num_scheduled_outputs += 1
+                state.position += 1
+                state.depth = 0
+                state.phase = Phase.DRAINED if state.num_scheduled_outputs == state.max_tokens else PRELUDE
+            elif phase is PRELUDE:
+                state.phase = RECURRENT
+            else:
+                has_prompt = True
+                self._commit_prompt(state, item, loops)
+        if has_decode:
+            self._view.prompt_batches_since_decode = 0
+        elif has_prompt and loops:
+            self._view.prompt_batches_since_decode += 1
+
+    def _commit_prompt(self, state: RequestState, item: ScheduledRange, loops: int) -> None:
+        prompt = state.prompt
+        residents = self.residents
+        rows_before = prompt.num_resident_rows
+        if item.stage is Stage.PREFILLING_PRELUDE:
+            prompt.stage(item.token_count)
+        else:
+            prompt.advance(item.depth, item.token_count, loops, item.embeds)
+        residents.hidden_rows += prompt.num_resident_rows - rows_before
+        self.peak_hidden_rows = max(self.peak_hidden_rows, residents.hidden_rows)
+        if not prompt.is_ordered():
+            raise InvariantError(
+                f"invariant 1: frontiers of request {item.request_id} out of order: {prompt}"
+            )
+        self.rings.set_used(state.ring_id, prompt.num_resident_chunks)
+        if prompt.is_complete:
+            state.phase = Phase.CODA
+            state.position = state.prompt_tokens - 1
+
+    def collect(self, completion: Completion) -> tuple[ExecutionBatch, list[tuple[RequestState, bool]]]:
+        """Apply what the device reports for the oldest submitted batch; return it with (request, has ended)
+        for every token delivered.
+
+        Raises `InvariantError` when completions come out of order. A token sampled for a request that has
+        already ended is surplus: counted, never delivered. Blocks and rings return only when no submitted
+        batch touches the request any more.
+        """
+        if not self.in_flight:
+            raise InvariantError(f"invariant 6: batch {completion.seq} completed, none is in flight")
+        batch = self.in_flight.popleft()
+        if completion.seq != batch.seq:
+            raise InvariantError(
+                f"invariant 6: batch {completion.seq} completed, the oldest submitted one is {batch.seq}"
+            )
+        residents = self.residents
+        residents.collected(batch.seq)
+        delivered: list[tuple[RequestState, bool]] = []
+        if residents.draining or batch.seq <= self._surplus_until:
+            for item in batch.ranges:
+                state = self.running[item.request_id]
+                if state.is_ended or batch.seq <= state.surplus_until:
+                    self.surplus_rows += item.token_count
+        if self.exits.has_decisions:
+            self._apply_exits(batch, completion.exits)
+        if self._shares_prefixes and batch.loop_count:
+            self._publish(batch)
+        if batch.stage is Stage.CODA:
+            running, stops = self.running, completion.stops
+            for request_id, _, depth, position, _, _, _, _ in batch.ranges:
+                state = running[request_id]
+                if state.is_ended:
+                    continue
+                state.num_output_tokens += 1
+                if position >= state.request.prompt_tokens:
+                    self.tokens_by_loops[depth or self.num_loops] += 1
+                has_ended = state.num_output_tokens == state.max_tokens or request_id in stops
+                if has_ended:
+                    residents.end(state)
+                delivered.append((state, has_ended))
+        if residents.draining:
+            residents.release_drained()
+        return batch, delivered
+
+    def _apply_exits(self, batch: ExecutionBatch, exits: frozenset[int]) -> None:
+        """Send the tokens that have left on to CODA, and those that waited at the last depth for `batch` to
+        say so or not.
+
+        Rows of tokens that have left in later batches are surplus. Raises `InvariantError` for an exit where
+        no row may leave.
+        """
+        found = 0
+        for item in batch.ranges:
+            state, loops = self.running[item.request_id], item.depth + batch.loop_count
+            if item.request_id not in exits:
+                if state.phase is Phase.UNDECIDED and state.undecided_until == batch.seq:
+                    state.phase = Phase.CODA
+                continue
+            may_leave = item.stage is Stage.RECURRENT and batch.seq > state.surplus_until
+            if not (
+                may_leave
+                and self.exits.has_decisions
+                and self.exits.min_loops <= loops < self.exits.max_loops
+            ):
+                raise InvariantError(
+                    f"invariant 2: batch {batch.seq} reports an exit of {item}, which may not leave there"
+                )
+            found += 1
+            if state.is_ended:
+                continue
+            state.phase = Phase.CODA
+            state.depth = loops
+            state.undecided_until = batch.seq
+            if state.last_seq > batch.seq:
+                state.surplus_until = state.last_seq
+                self._surplus_until = max(self._surplus_until, state.last_seq)
+        if found < len(exits):
+            raise InvariantError(
+                f"invariant 2: batch {batch.seq} reports exits of {sorted(exits)}, it has rows of {found} of "
+                "them"
+            )
+
+    def _publish(self, batch: ExecutionBatch) -> None:
+        """Tell which prompts have come through their last depth, now that `batch` is collected."""
+        for item in batch.ranges:
+            if item.stage in PROMPT_STAGES and item.depth + batch.loop_count == self.num_loops:
+                state = self.running[item.request_id]
+                if not state.is_ended:
+                    self.residents.publish(state, item.token_end)
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantError` unless blocks, rings and running requests account for one another, id by
+        id."""
+        self.residents.check_integrity()
+
+    def check_drained(self) -> None:
+        """Raise `InvariantError` unless nothing is running, waiting, in flight or allocated: the state every
+        run must end in."""
+        self.check_integrity()
+        left = self.residents.leftovers(len(self.in_flight))
+        if any(left.values()):
+            raise InvariantError(
+                "invariant 7: the run ended with "
+                f"{', '.join(f'{count} {what}' for what, count in left.items())}"
+            )

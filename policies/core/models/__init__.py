@@ -1,0 +1,1 @@
+"""Shapes of looped language models, and what follows from them by arithmetic."""

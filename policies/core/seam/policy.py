@@ -1,0 +1,88 @@
+"""What a policy must answer. What it may read is `policies.core.seam.view`; together the whole contract with
+the engine room.
+
+A policy is a pure choice: the same view gives the same selection. It keeps no state, reads no clock, and
+never sees output lengths or exit depths. Whatever it proposes is validated; see
+`policies.core.engine.scheduler`.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from policies.core.errors import InputError
+from policies.core.models.shape import ModelShape
+from policies.core.seam.batch import ScheduledRange, Selection, Stage
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.core.seam.view import RequestView, View
+
+
+class Policy(ABC):
+    """One scheduling policy. A subclass is one file in `policies/` and one line in `policies.registry`."""
+
+    name: ClassVar[str]
+    splits_prefill: ClassVar[bool] = True
+    """Whether prompts may return to the scheduler between depths; such policies need a model and a KV layout
+    that allow it."""
+    is_wavefront: ClassVar[bool] = False
+    """Whether a request may have one chunk in flight per depth, and so needs a hidden ring of that many
+    slots."""
+
+    def resident_chunks(self, num_loops: int) -> int:
+        """Chunks of one prompt that may be between their first staging and their last depth: slots of a
+        hidden ring."""
+        return num_loops if self.is_wavefront else 1
+
+    @abstractmethod
+    def select(self, view: View) -> Selection | None:
+        """Propose the next batch, or None when no running request has anything left to schedule."""
+
+    def check(self, model: ModelShape, scheduler: SchedulerSettings, cache: CacheSettings) -> None:
+        """Raise `InputError` when this policy cannot run with that model or cache, or settings contradict
+        each other."""
+        if cache.allocation == "incremental" and cache.preemption == "off":
+            raise InputError(
+                "cache.allocation: incremental needs cache.preemption recompute or swap: when blocks run "
+                "out, running requests would wait for each other's for ever"
+            )
+        if cache.layout == "shared" and cache.prefix_caching:
+            raise InputError(
+                "cache.prefix_caching: true cannot run with cache.layout shared: a prefix is reused from "
+                "the planes of all depths, and shared keeps one; use last_exited"
+            )
+        if cache.layout == "shared" and self.splits_prefill:
+            raise InputError(
+                f"policy {self.name} cannot run with cache.layout shared: a prompt token needs the final K/V "
+                "of the tokens before it at every depth, so prompts cannot stop between depths; use atomic "
+                "or last_exited"
+            )
+        if cache.layout == "shared" and scheduler.chunk_tokens != 1:
+            raise InputError(
+                "cache.layout: shared runs a prompt token through all depths before the next one, which "
+                f"reads its last K/V; expected scheduler.prefill_chunk_size 1, found {scheduler.chunk_tokens}"
+            )
+        if model.atomic_prefill_only and self.splits_prefill:
+            raise InputError(
+                f"policy {self.name} cannot run model {model.name}, which needs atomic prefill; use atomic"
+            )
+
+
+_new_range = tuple.__new__
+"""Makes a named tuple from a plain one without its Python-level constructor: one is made for every decode row
+of every batch."""
+
+
+def decode_row(request: RequestView, stage: Stage) -> ScheduledRange:
+    """The one row of a request that decodes, at its position and depth."""
+    return _new_range(
+        ScheduledRange, (request.request_id, stage, request.depth, request.position, 1, 0, None, False)
+    )
+
+
+def prompt_range(request: RequestView, stage: Stage, depth: int, start: int, end: int) -> ScheduledRange:
+    """Prompt tokens `[start, end)` of `request` at `depth`; a depth-0 range beyond the staged frontier embeds
+    itself."""
+    prompt = request.prompt
+    return ScheduledRange(
+        request.request_id, stage, depth, start, end - start, prompt.chunk_start(start),
+        prompt.hidden_row_offset(start), depth == 0 and start >= prompt.num_preluded_tokens,
+    )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Scheduler and cache settings, as values. Reading and checking a config file is
+`policies.config.runconfig`'s; these carry its result."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Limits and orders of the scheduler.
+
+    `prefill_chunk_size` None means the largest chunk the budget allows, `max_num_batched_tokens`. `decode`
+    refill lets freshly embedded tokens join tokens already looping; no_refill holds a cohort until it drains.
+    `inflight` is how many batches may be submitted before one is collected: at 1 the device waits for the
+    host after every batch; more hide short batches (PRELUDE, CODA) better, and let a request that stops
+    early, or an arrival, wait for more of what is already submitted. `min_coda_batch_size` states wait for
+    one another at the LM head, but no longer than for as many batches as the model has loops.
+    """
+
+    max_num_seqs: int = 8
+    max_num_batched_tokens: int = 1024
+    prefill_chunk_size: int | None = 16
+    decode: Literal["refill", "no_refill"] = "refill"
+    inflight: int = 2
+    admission: Literal["fcfs", "priority"] = "fcfs"
+    admission_scan_limit: int = 16
+    max_admission_bypasses: int = 8
+    max_prefill_batches_before_decode: int = 1
+    min_coda_batch_size: int = 1
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.prefill_chunk_size or self.max_num_batched_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSettings:
+    """The KV pool. `num_blocks` None means: as many as the device's memory holds (a backend fills it in
+    before a run).
+
+    Under `layout` last_exited a query at depth d reads the K/V of depth d; under shared there is one plane,
+    in which a token's K/V are overwritten at every depth, so later tokens read its last ones. `allocation`
+    full reserves at admission all that a request can ever need; incremental gives blocks step by step and
+    keeps the fraction `watermark` of the pool free when it lets a request in beside others. `preemption` says
+    what becomes of the K/V of a request that is preempted: recompute forgets them, swap keeps them in host
+    memory, `swap_blocks` blocks at most (None: no limit).
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    layout: Literal["last_exited", "shared"] = "last_exited"
+    prefix_caching: bool = False
+    allocation: Literal["full", "incremental"] = "full"
+    preemption: Literal["off", "recompute", "swap"] = "off"
+    watermark: float = 0.01
+    swap_blocks: int | None = None
+
+    def planes(self, num_loops: int) -> int:
+        """Depth planes of the K/V of a model with `num_loops` loops: one each, or one for all under
+        `shared`."""
+        return 1 if self.layout == "shared" else num_loops
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether a request that is preempted may have its K/V computed again: under swap, when host memory
+        has no room for them."""
+        return self.preemption == "recompute" or (self.preemption == "swap" and self.swap_blocks is not None)

@@ -1,0 +1,162 @@
+"""The latency model that a model file describes. `policies.costs.modelfile` says what coefficients mean,
+`policies.costs.features` what they multiply."""
+
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from policies.core.errors import InputError
+from policies.core.models.shape import ModelShape
+from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.costs.devices import device_facts, facts_of_card
+from policies.costs.features import Key, Work
+from policies.costs.latency import LatencyModel, Prediction
+from policies.costs.limit import DeviceFacts, Roofline
+from policies.costs.modelfile import ModelFile
+
+REMEMBERED = 1 << 16
+"""Compositions of recurrent batches whose times are kept."""
+BOUNDED = ("bucket", "tiles", "path_tiles", "items")
+"""Features beyond whose profiled range a prediction is an extrapolation."""
+
+LAYER_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "dtype_bytes",
+)
+"""What two models must share for a layer of one to take as long as a layer of the other."""
+
+
+class FittedModel(LatencyModel):
+    """Predicts batches of `model` with the coefficients of `file`.
+
+    Raises `InputError` when the file was fitted for another model shape or on a device whose ceilings are not
+    known. A model with another number of layers, all else equal, is predicted by layers, and `provenance`
+    says so.
+    """
+
+    def __init__(self, name: str, model: ModelShape, file: ModelFile) -> None:
+        profile = file.profile
+        mismatch = shape_mismatch(model, file.model)
+        if mismatch is not None:
+            raise InputError(
+                f"device: {name} {mismatch}: profile that model, or choose h200-analytic or roofline:<card>"
+            )
+        layers = model.num_layers / file.model.num_layers
+        scaled = ""
+        if layers != 1:
+            scaled = (
+                f", scaled from the {file.model.num_layers} layers of {file.model.name} to {model.num_layers}"
+            )
+        made = (
+            f"profile of {profile['date']}, torch {profile['torch']}, kernels {profile['kernel_sha256'][:8]}"
+        )
+        super().__init__(
+            name,
+            model,
+            _facts(name, profile["gpu"]),
+            f"{name}: fitted on one {profile['gpu']} ({made}){scaled}",
+            file.loop,
+        )
+        self.file = file
+        self.layer_factor = layers
+        self._roofline = Roofline(model, self.facts)
+        self._has_warned = False
+        self._recurrent_ns = lru_cache(REMEMBERED)(self._compute_recurrent_ns)
+        self._flat_ns = lru_cache(REMEMBERED)(self._compute_flat_ns)
+        self._host_ns = lru_cache(REMEMBERED)(self._compute_host_ns)
+
+    def predict(self, batch: ExecutionBatch) -> Prediction:
+        rows, loops, ranges = batch.rows, batch.loop_count, batch.ranges
+        if loops:
+            components, limit_ns = (
+                self._recurrent_ns(self.file.cutting.key(ranges), loops),
+                self._roofline.limit_ns(batch),
+            )
+        else:
+            components, limit_ns = self._flat_ns(batch.stage, rows)
+            if skipped := batch.exit_depths:
+                planes = sum([self.model.num_loops - depth for depth in skipped])
+                fitted_ns = self.layer_factor * self.file.device.copies.of(len(skipped), planes)
+                components = (
+                    *components[:4],
+                    round(max(fitted_ns, self._roofline.copies_ns(batch))),
+                    components[5],
+                )
+                limit_ns = self._roofline.limit_ns(batch)
+        return Prediction(components, limit_ns, *self._host_ns(batch.stage, len(ranges), rows, loops))
+
+    def work(self, batch: ExecutionBatch) -> Work:
+        """The features that the time of a recurrent `batch` depends on."""
+        return self.file.cutting.work(self.file.cutting.key(batch.ranges))
+
+    def beyond(self, work: Work) -> str | None:
+        """The first feature of `work` that lies outside the profiled range, with the numbers; None when all
+        are inside."""
+        for name in BOUNDED:
+            low, high = self.file.profiled[name]
+            value = getattr(work, name)
+            if not low <= value <= high:
+                return f"{name} {value}, profiled {low} to {high}"
+        return None
+
+    def difference(self, summary: Mapping[str, Any]) -> str | None:
+        """How a measured run differs from what was profiled in card or kernels, in one sentence; None where
+        it is not known to."""
+        profile = self.file.profile
+        for key, fitted in (("card", profile["gpu"]), ("kernel_sha256", profile["kernel_sha256"])):
+            found = summary.get(key)
+            if found is not None and found != fitted:
+                return (
+                    f"{self.name} was fitted on {key} {fitted[:16]}, the run had {str(found)[:16]}: profile "
+                    "that card and kernels"
+                )
+        return None
+
+    def _compute_recurrent_ns(self, key: Key, loops: int) -> tuple[int, ...]:
+        work = self.file.cutting.work(key)
+        if not self._has_warned and (beyond := self.beyond(work)) is not None:
+            self._has_warned = True
+            warnings.warn(f"{self.name}: a batch has {beyond}; extrapolated", stacklevel=4)
+        linear, attention, launch = self.file.device.recurrent_ns(work, loops)
+        return 0, round(self.layer_factor * linear), round(self.layer_factor * attention), 0, 0, round(launch)
+
+    def _compute_flat_ns(self, stage: Stage, rows: int) -> tuple[tuple[int, ...], int]:
+        """Components and limit of a batch that runs no depth and copies nothing."""
+        device, bucket = self.file.device, self.file.cutting.bucket(rows)
+        if stage is Stage.CODA:
+            return (0, 0, 0, round(device.coda.at(bucket)), 0, 0), int(self._roofline.lm_head_ns(rows))
+        return (round(device.embed.at(bucket)), 0, 0, 0, 0, 0), int(self._roofline.embed_ns(rows))
+
+    def _compute_host_ns(self, stage: Stage, ranges: int, rows: int, loops: int) -> tuple[int, int, int, int]:
+        """(select, prepare, launch, idle)."""
+        host = self.file.host[stage]
+        select, prepare, launch = (
+            round(time.of(ranges, rows, loops)) for time in (host.select, host.prepare, host.launch)
+        )
+        return select, prepare, launch, round(host.idle_share * launch)
+
+
+def shape_mismatch(model: ModelShape, fitted: ModelShape) -> str | None:
+    """Why a layer of `model` does not take as long as one of `fitted`: the first field that differs, or
+    None."""
+    for field in LAYER_FIELDS:
+        found, expected = getattr(model, field), getattr(fitted, field)
+        if found != expected:
+            return f"was fitted for {fitted.name} with {field} {expected}, {model.name} has {found}"
+    return None
+
+
+def _facts(name: str, gpu: str) -> DeviceFacts:
+    facts = device_facts("cpu") if gpu == "cpu" else facts_of_card(gpu)
+    if facts is None:
+        raise InputError(
+            f"device: {name} was fitted on {gpu!r}, which policies/costs/devices.yaml does not know: add its "
+            "ceilings there"
+        )
+    return facts

@@ -1,0 +1,270 @@
+"""A fitted latency model as a file: provenance, coefficients in nanoseconds, profiled range, and its own
+held-out errors. JSON.
+
+Written by `sim.fit`, read by `policies.costs.fitted`. A model file names its profile by content, so that
+neither can change without the other.
+"""
+
+import dataclasses
+import json
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from policies.core.errors import InputError
+from policies.core.models.shape import ModelShape
+from policies.core.seam.batch import Stage
+from policies.costs.features import Cutting, Work
+from policies.costs.latency import HostLoop
+from policies.process.sentences import first_problem
+
+SCHEMA = 1
+FIT_VERSION = 6
+"""Of features and fit together: raise it with any change after which an old model file would predict or mean
+something else."""
+
+
+PROVENANCE = ("date", "torch", "kernel_sha256", "gpu")
+"""What a prediction says of the profile that it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Nanoseconds by ascending row bucket: linear between entries, flat before the first, beyond the last at
+    the slope of the last doubling of rows."""
+
+    rows: tuple[int, ...]
+    ns: tuple[float, ...]
+
+    def at(self, rows: int) -> float:
+        if rows <= self.rows[0] or len(self.rows) == 1:
+            return self.ns[0]
+        if rows > self.rows[-1]:
+            low, high = max(bisect_right(self.rows, self.rows[-1] // 2) - 1, 0), -1
+        else:
+            high = bisect_left(self.rows, rows)
+            low = high - 1
+        slope = (self.ns[high] - self.ns[low]) / (self.rows[high] - self.rows[low])
+        return self.ns[high] + slope * (rows - self.rows[high])
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies of K/V of rows that leave early: a fixed part where there are any, parts per row and per row and
+    plane written."""
+
+    any_ns: float
+    row_ns: float
+    plane_ns: float
+
+    def of(self, rows: int, planes: int) -> float:
+        """`planes` are those written, of all `rows` together."""
+        return self.any_ns + self.row_ns * rows + self.plane_ns * planes if rows else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention of one invocation with query tiles of one height, all layers and heads.
+
+    The sum of its critical path (`path_tile_ns` for each history tile on it), of what all the work beside it
+    slows that down (`tile_ns` for each history tile of every item), and `item_ns` for each item. That it runs
+    at all is in the linear table.
+    """
+
+    path_tile_ns: float
+    tile_ns: float
+    item_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Joining the partial results of split items in one invocation: a fixed part, and parts per row and per
+    partial row."""
+
+    any_ns: float
+    row_ns: float
+    partial_ns: float
+
+
+def attention_ns(work: Any, cost: Any, combine: Any) -> Any:
+    """Attention of one invocation. Numbers in, a number out; `sim.fit` passes arrays of one value per case
+    instead."""
+    tiles = cost.path_tile_ns * work.path_tiles + cost.tile_ns * work.tiles
+    joined = (
+        combine.any_ns * (work.partials > 0)
+        + combine.row_ns * work.combined_rows
+        + combine.partial_ns * work.partials
+    )
+    return tiles + cost.item_ns * work.items + joined
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """Coefficients of device time. `linear` is all of an invocation that depends on its row bucket alone, and
+    `launch_ns` what a recurrent batch costs beside its invocations. `embed` is a whole batch of tokens that
+    are embedded, sampled or of prompts, which run the same program; `coda` one of LM head and sampling."""
+
+    launch_ns: float
+    linear: Table
+    attention: Mapping[int, Attention]
+    combine: Combine
+    embed: Table
+    coda: Table
+    copies: Copies
+
+    def recurrent_ns(self, work: Work, loops: int) -> tuple[float, float, float]:
+        """(linear, attention, launch) of a recurrent batch."""
+        attention = attention_ns(work, self.attention_of(work.tile_rows), self.combine)
+        return loops * self.linear.at(work.bucket), loops * attention, self.launch_ns
+
+    def attention_of(self, tile_rows: int) -> Attention:
+        """The coefficients of a tile height; of one that was not profiled, those of the nearest that was."""
+        known = self.attention.get(tile_rows)
+        return known or self.attention[min(self.attention, key=lambda rows: (abs(rows - tile_rows), rows))]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Host nanoseconds of a batch: a fixed part, and parts per range, per row and per recurrent loop."""
+
+    batch_ns: float
+    range_ns: float
+    row_ns: float
+    loop_ns: float
+
+    def of(self, ranges: int, rows: int, loops: int) -> float:
+        return self.batch_ns + self.range_ns * ranges + self.row_ns * rows + self.loop_ns * loops
+
+
+@dataclass(frozen=True, slots=True)
+class StageHost:
+    """Host time of the batches of one stage: choosing, packing, launching; and the share of launching that an
+    idle device waits."""
+
+    select: HostTime
+    prepare: HostTime
+    launch: HostTime
+    idle_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Absolute relative errors over held-out compositions; `worst_case` is the batch of the worst one."""
+
+    cases: int
+    median: float
+    p95: float
+    worst: float
+    worst_case: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """All of a model file. `profile` is the header of the profile it was fitted on, `profile_sha256` the hash
+    of its bytes.
+
+    `model` is the shape that was profiled, in the dtype that was profiled. `profiled` is the (smallest,
+    largest) value of every feature of recurrent batches in the profile.
+    """
+
+    schema: int
+    fit_version: int
+    profile_sha256: str
+    profile: Mapping[str, str]
+    model: ModelShape
+    cutting: Cutting
+    device: DeviceTimes
+    host: Mapping[Stage, StageHost]
+    loop: HostLoop
+    profiled: Mapping[str, tuple[int, int]]
+    errors_by_stage: Mapping[Stage, Errors]
+    errors_by_component: Mapping[str, Errors]
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+
+
+_ADAPTER = TypeAdapter(ModelFile)
+
+
+def read_model(path: Path) -> ModelFile:
+    """The model file at `path`. Raises `InputError` for a file that is none, or that another schema or fit
+    wrote."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise InputError(
+            f"{path}: cannot be read: {reason}, expected a model file written by `sim fit`"
+        ) from None
+    for key, expected in (("schema", SCHEMA), ("fit_version", FIT_VERSION)):
+        found = data.get(key) if isinstance(data, dict) else None
+        if found != expected:
+            raise InputError(
+                f"{path}: {key}: {found!r}, expected {expected}: fit the profile again with `sim fit`"
+            )
+    try:
+        file = _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise InputError(f"{path}: {first_problem(error, 'model')}") from None
+    problem = next(_problems(file, data), None)
+    if problem is not None:
+        raise InputError(f"{path}: {problem}: fit the profile again with `sim fit`")
+    return file
+
+
+def _problems(file: ModelFile, data: Any) -> Iterator[str]:
+    """What no fit writes and no prediction survives: times that are no times, tables that do not rise, parts
+    left out."""
+    for section in ("model", "cutting", "device", "host", "loop"):
+        for name, value in _numbers(data[section], section):
+            if not 0 <= value < math.inf:
+                yield f"{name}: {value}, expected a number of at least 0"
+    for name, table in (
+        ("linear", file.device.linear),
+        ("embed", file.device.embed),
+        ("coda", file.device.coda),
+    ):
+        if not table.rows or len(table.rows) != len(table.ns) or list(table.rows) != sorted(set(table.rows)):
+            yield (
+                f"device.{name}: {len(table.rows)} rows and {len(table.ns)} times, expected as many, by "
+                "ascending rows"
+            )
+    if not file.device.attention:
+        yield "device.attention: is empty, expected coefficients by tile height"
+    for section, found, expected in (
+        ("host", file.host, tuple(Stage)),
+        ("profiled", file.profiled, Work._fields),
+        ("profile", file.profile, PROVENANCE),
+    ):
+        yield from (f"{section}.{key}: is missing" for key in expected if key not in found)
+    if min(file.model.num_layers, file.model.num_loops, file.model.num_heads, file.model.hidden_size) < 1:
+        yield (
+            f"model: {file.model.name} has no layers, loops, heads or hidden size, expected at least 1 of "
+            "each"
+        )
+    if not (file.cutting.row_buckets and file.cutting.tile_rows) or file.cutting.tile_keys < 1:
+        yield "cutting: no row buckets, tile heights or tile keys, expected at least 1 of each"
+    if file.cutting.split_keys < file.cutting.tile_keys:
+        yield (
+            f"cutting.split_keys: {file.cutting.split_keys}, expected at least tile_keys, "
+            f"{file.cutting.tile_keys}"
+        )
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Every number below `value`, a part of a JSON file, with its dotted name."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers(item, f"{name}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item, name)
+    elif isinstance(value, int | float):
+        yield name, value

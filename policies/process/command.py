@@ -1,0 +1,42 @@
+"""How our commands end: 0 done, 1 the run failed its check, 2 the input is wrong, with one line on stderr and
+never a traceback."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose complaints are one line, without the usage text before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def exit_status(program: str, action: Callable[[], int]) -> int:
+    """Run `action` and return the process's status: its own, 2 for an `InputError`, 1 for a broken rule or
+    disk, 130 for Ctrl-C."""
+    try:
+        return action()
+    except InputError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except (InvariantError, SelectionError) as error:
+        print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except WriteError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{program}: {where}{error.strerror or error}; the run has no result", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
