@@ -1,5 +1,6 @@
-"""`batches.csv` read as a stream: one `LoggedBatch` at a time, whatever the size of the file. Knows the
-format, not its meaning."""
+"""`batches.csv` as a format: its columns, and one `LoggedBatch` for each of its lines, streamed, whatever the
+size of the file. Everyone who reads batches of a run reads them here or as a table (`results.frames`).
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -7,12 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.core.engine.runlog import BATCH_COLUMNS
-from policies.core.errors import InputError
 from policies.core.seam.batch import Stage
+from results.csvlog import Columns, Fields, Row, read_rows
 
-CONTRACT_COLUMNS = BATCH_COLUMNS[:10]
+COLUMNS = Columns(BATCH_COLUMNS, ("exits", "grown", "preempted", "resumed", "reused"))
+"""Runs recorded before there was early exit, or pressure on the KV pool, or shared prefixes lack the later
+ones."""
 MOST_LOOPS = 10_000
 """A longer batch is no batch of ours: readers take it apart loop by loop."""
+STAGES = frozenset(map(str, Stage))
 
 
 class LoggedRange(NamedTuple):
@@ -31,24 +35,44 @@ class LoggedRange(NamedTuple):
 
 
 class LoggedBatch(NamedTuple):
-    """The public columns of one batch that readers here need; times in ns. `ranges_text` is parsed by
-    `ranges()` on demand."""
+    """One line of `batches.csv`: its numbers by name, times in ns, and all its fields as text in `row`.
+    `ranges_text` is parsed by `ranges()` on demand."""
 
+    row: Row
     seq: int
     stage: str
     loop_count: int
     num_requests: int
     rows: int
+    submitted_ns: int
     started_ns: int
     finished_ns: int
+    select_ns: int
     ranges_text: str
-
-    def ranges(self) -> list[LoggedRange]:
-        return parse_ranges(self.ranges_text)
+    collected_ns: int
+    after_seq: int
+    host_ns: int
+    exits: frozenset[int]
 
     @property
-    def has_prompt(self) -> bool:
-        return ":PREFILL" in self.ranges_text
+    def line(self) -> int:
+        return self.row.line
+
+    @property
+    def fields(self) -> Fields:
+        return self.row.fields
+
+    @property
+    def busy_ns(self) -> int:
+        """How long the host chose, packed and launched it; from when on, the log does not say."""
+        return self.select_ns + self.host_ns
+
+    def ranges(self) -> list[LoggedRange]:
+        """Raises `InputError` for text that is none."""
+        try:
+            return parse_ranges(self.ranges_text)
+        except ValueError:
+            raise self.row.wrong("ranges", "request:stage:depth:start:count with blanks between") from None
 
     @property
     def num_decode_rows(self) -> int:
@@ -80,43 +104,31 @@ def parse_ranges(text: str) -> list[LoggedRange]:
 def read_batches(path: Path) -> Iterator[LoggedBatch]:
     """Every batch of a `batches.csv`, in order.
 
-    Raises `InputError` naming file and line when the file is missing, has other columns, or holds a line that
-    is no batch.
+    Raises `InputError` naming file, line and column when the file cannot be used (see
+    `results.csvlog.read_rows`) or holds a line that is no batch. Whether one may follow the other is not
+    asked here.
     """
-    try:
-        with open(path, encoding="ascii") as file:
-            header = file.readline().rstrip("\n").split(",")
-            if tuple(header[: len(CONTRACT_COLUMNS)]) != CONTRACT_COLUMNS:
-                raise InputError(
-                    f"{path} line 1: columns start {','.join(header[:4])}, expected "
-                    f"{','.join(CONTRACT_COLUMNS)}"
-                )
-            for number, line in enumerate(file, start=2):
-                yield _parse(line, len(header), path, number)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: is not a text file, expected a batches.csv") from None
-
-
-def _parse(line: str, num_columns: int, path: Path, number: int) -> LoggedBatch:
-    fields = line.rstrip("\n").split(",")
-    try:
-        if len(fields) != num_columns or not line.endswith("\n"):
-            raise ValueError(f"{len(fields)} fields, expected {num_columns}")
-        seq, stage, loops, requests, rows, _, started, finished, _, ranges = fields[:10]
-        batch = LoggedBatch(
-            int(seq),
-            Stage(stage).value,
-            int(loops),
-            int(requests),
-            int(rows),
-            int(started),
-            int(finished),
-            ranges,
+    for row in read_rows(path, COLUMNS):
+        fields, whole = row.fields, row.whole
+        loop_count = whole("loop_count")
+        if not 0 <= loop_count <= MOST_LOOPS:
+            raise row.wrong("loop_count", f"0 to {MOST_LOOPS}")
+        if fields["stage"] not in STAGES:
+            raise row.wrong("stage", f"one of {', '.join(Stage)}")
+        yield LoggedBatch(
+            row,
+            whole("seq"),
+            fields["stage"],
+            loop_count,
+            whole("num_requests"),
+            whole("rows"),
+            whole("submitted_ns"),
+            whole("started_ns"),
+            whole("finished_ns"),
+            whole("select_ns"),
+            fields["ranges"],
+            whole("collected_ns"),
+            whole("after_seq"),
+            whole("host_ns"),
+            frozenset(row.wholes("exits")),
         )
-        if not 0 <= batch.loop_count <= MOST_LOOPS:
-            raise ValueError(f"loop_count: {batch.loop_count}, expected 0 to {MOST_LOOPS}")
-        return batch
-    except ValueError as error:
-        raise InputError(f"{path} line {number}: {error}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from policies.core.errors import InputError
 from policies.process.command import OneLineParser, exit_status
 from results.comparison.figures import Tolerances
-from results.load import find_runs
+from results.find import find_runs
 from results.pack import SUFFIX, pack, unpack
 from results.plots import Window, plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
 from results.report import write_report

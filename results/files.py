@@ -1,15 +1,18 @@
 """Files that a full disk leaves whole: lines that are written as they come, and drafts that take their place
 in one step."""
 
+import errno
 import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from policies.core.errors import WriteError
+from policies.core.errors import InputError, WriteError
 
 TAIL_BYTES = 1 << 16
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk says that takes no more."""
 
 
 class GrowingFile:
@@ -60,8 +63,8 @@ class GrowingFile:
 @contextmanager
 def drafted(path: Path) -> Iterator[Path]:
     """Where to write what is to become `path`: a draft that takes its place when the block ends, and is gone
-    when it fails."""
-    draft = path.with_name(path.name + ".tmp")
+    when it fails. Two processes that write one file have a draft each; the last to end it stays."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield draft
         os.replace(draft, path)
@@ -69,6 +72,34 @@ def drafted(path: Path) -> Iterator[Path]:
         raise WriteError(f"{path}: {error.strerror or error}") from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def user_file(path: Path) -> Iterator[Path]:
+    """The same for a file whose place a user chose: its folder is made, a link is followed, and what is no
+    regular file (`/dev/stdout`) is written to directly.
+
+    Raises `InputError` where nothing can be written, `WriteError` when the disk is full.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            yield path
+            return
+        with drafted(path.resolve()) as draft:
+            yield draft
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    except WriteError as error:
+        if isinstance(error.__cause__, OSError):
+            raise cannot_write(path, error.__cause__) from None
+        raise
+
+
+def cannot_write(path: Path, error: OSError) -> InputError | WriteError:
+    """The sentence for `path`: whose fault it is that it cannot be written, the disk's or the user's."""
+    kind = WriteError if error.errno in FULL else InputError
+    return kind(f"{path}: cannot be written: {error.strerror or error}")
 
 
 def _cut_to_lines(path: Path) -> None:

@@ -9,6 +9,7 @@ not come back byte for byte is kept as it is.
 
 import csv
 import io
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -30,7 +31,9 @@ def decode_batches(parts: Mapping[str, bytes]) -> bytes:
     if RAW in parts:
         return parts[RAW]
     columns: dict[str, Ints | list[str]] = {}
-    for part in sorted(parts):
+    for at, part in enumerate(sorted(parts)):
+        if not part.startswith(f"{at:02d}."):
+            raise ValueError(f"column {at} is missing")
         name, is_integers = part[3:-4], part.endswith(INTEGERS)
         columns[name] = _integers(parts[part]) if is_integers else parts[part].decode().split("\n")[:-1]
     columns |= _add_times(
@@ -77,7 +80,7 @@ def _checked(table: bytes, encode: Callable[[bytes], Parts], decode: Callable[[P
     try:
         parts = encode(table)
         return parts if decode(parts) == table else {RAW: table}
-    except (ValueError, KeyError, IndexError, OverflowError):
+    except (ValueError, KeyError, IndexError, OverflowError, csv.Error):
         return {RAW: table}
 
 
@@ -158,6 +161,7 @@ def _moved(
 
 def _retimed(table: bytes, change: Callable[[Ints], Ints]) -> bytes:
     """`requests.csv` with the numbers in its column `token_ns` changed, per request."""
+    csv.field_size_limit(sys.maxsize)  # the token times of one long request are more than csv's 128 KiB
     header, *rows = csv.reader(io.StringIO(table.decode(), newline=""))
     at = header.index("token_ns")
     for row in rows:

@@ -12,10 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
+from pydantic import TypeAdapter, ValidationError
 
 from policies.core.errors import InputError
 from policies.core.seam.events import COMPONENTS
+from results.csvlog import Columns
+from results.files import drafted
+from results.frames import WHOLE, read_frames
 from results.rundir import PREDICTED, REPLAY
+from results.summaryfile import first_fault, read_json
 
 PREDICTED_COLUMNS = ("seq", "select_ns", "host_ns", "device_ns", *(f"{name}_ns" for name in COMPONENTS))
 
@@ -30,9 +35,13 @@ class Replay:
     difference: str | None
 
 
+REPLAYS = TypeAdapter(list[Replay])
+
+
 def write_replays(folder: Path, replays: Sequence[Replay]) -> None:
     text = json.dumps([asdict(item) for item in replays], indent=2)
-    (folder / REPLAY).write_text(text + "\n", encoding="utf-8")
+    with drafted(folder / REPLAY) as draft:
+        draft.write_text(text + "\n", encoding="utf-8")
 
 
 def read_replays(folder: Path) -> list[Replay]:
@@ -41,17 +50,19 @@ def read_replays(folder: Path) -> list[Replay]:
     path = folder / REPLAY
     if not path.is_file():
         return []
+    found = read_json(path)
     try:
-        return [Replay(**item) for item in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(
-            f"{path}: is not what `sim predict` writes ({' '.join(str(error).split())})"
-        ) from None
+        return REPLAYS.validate_json(json.dumps(found), strict=True)
+    except ValidationError as error:
+        raise InputError(f"{path}: {first_fault(error)}, expected what `sim predict` writes") from None
 
 
 def write_predictions(folder: Path, rows: Iterable[Sequence[int]]) -> None:
     """Write rows of `PREDICTED_COLUMNS`, one per batch, as they come."""
-    with open(folder / PREDICTED, "w", encoding="ascii", newline="") as file:
+    with (
+        drafted(folder / PREDICTED) as draft,
+        open(draft, "w", encoding="ascii", newline="") as file,
+    ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(PREDICTED_COLUMNS)
         writer.writerows(rows)
@@ -63,9 +74,5 @@ def read_predictions(folder: Path) -> pd.DataFrame | None:
     path = folder / PREDICTED
     if not path.is_file():
         return None
-    try:
-        return pd.read_csv(path, usecols=list(PREDICTED_COLUMNS), dtype="int64")
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: is not what `sim predict` writes ({' '.join(str(error).split())})"
-        ) from None
+    columns = Columns(PREDICTED_COLUMNS, ())
+    return pd.concat(list(read_frames(path, columns, dict.fromkeys(PREDICTED_COLUMNS, WHOLE))))

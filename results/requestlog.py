@@ -8,18 +8,31 @@ they did.
 """
 
 import csv
-import sys
 from array import array
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from policies.core.engine.runlog import REQUEST_COLUMNS, RequestRecord
-from policies.core.errors import InputError
 from policies.core.seam.request import Request, Status
+from results.csvlog import Columns, Row, read_rows
 from results.files import GrowingFile, drafted
+
+COLUMNS = Columns(REQUEST_COLUMNS, ("content",))
+"""Runs recorded before there were shared prefixes lack the later one."""
+STATUSES = frozenset(map(str, Status))
+
+
+class LoggedRequest(NamedTuple):
+    """One line of `requests.csv`: its fields as text, the record they tell, and what its column
+    `output_tokens` says (of a record: the number of its token times)."""
+
+    row: Row
+    record: RequestRecord
+    output_tokens: int
 
 
 class RequestFile:
@@ -70,7 +83,7 @@ class RequestFile:
 
     def records(self) -> Iterator[RequestRecord]:
         """What the file holds, once it is closed."""
-        return read_requests(self._path)
+        return (request.record for request in read_requests(self._path))
 
 
 def request_row(record: RequestRecord) -> tuple[object, ...]:
@@ -94,61 +107,41 @@ def request_row(record: RequestRecord) -> tuple[object, ...]:
     )
 
 
-def read_requests(path: Path) -> Iterator[RequestRecord]:
-    """Every record of a `requests.csv` with today's columns, in its order; its line counts for its `number`.
+def read_requests(path: Path) -> Iterator[LoggedRequest]:
+    """Every request of a `requests.csv`, in its order; its line counts for its record's `number`.
 
-    Raises `InputError` naming file and line when the file is missing, has other columns, or holds a line that
-    is no request.
+    Raises `InputError` naming file, line and column when the file cannot be used (see
+    `results.csvlog.read_rows`) or holds a line that is no request.
     """
-    csv.field_size_limit(sys.maxsize)  # the token times of one long request are more than csv's 128 KiB
+    for number, row in enumerate(read_rows(path, COLUMNS)):
+        fields, whole = row.fields, row.whole
+        if fields["status"] not in STATUSES:
+            raise row.wrong("status", f"one of {', '.join(Status)}")
+        request = Request(
+            whole("request_id"),
+            whole("arrival_ns"),
+            whole("prompt_tokens"),
+            whole("max_tokens"),
+            whole("priority"),
+            *_content(row),
+        )
+        record = RequestRecord(
+            request,
+            number,
+            Status(fields["status"]),
+            row.whole_or_none("first_scheduled_ns"),
+            row.whole_or_none("finished_ns"),
+            whole("preemptions"),
+            fields["reason"],
+            array("q", row.wholes("token_ns")),
+        )
+        yield LoggedRequest(row, record, whole("output_tokens"))
+
+
+def _content(row: Row) -> tuple[tuple[int, ...], int]:
+    """(ids, tokens of one id) of a `content` field."""
+    tokens, _, ids = row.fields["content"].partition(":")
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = next(reader, [])
-            if tuple(header) != REQUEST_COLUMNS:
-                raise InputError(
-                    f"{path} line 1: columns {','.join(header)}, expected {','.join(REQUEST_COLUMNS)}"
-                )
-            for number, fields in enumerate(reader):
-                try:
-                    yield _record(fields, number)
-                except ValueError as error:
-                    raise InputError(f"{path} line {number + 2}: {error}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: is not a CSV file ({error})") from None
-
-
-def _record(fields: list[str], number: int) -> RequestRecord:
-    if len(fields) != len(REQUEST_COLUMNS):
-        raise ValueError(f"{len(fields)} fields, expected {len(REQUEST_COLUMNS)}")
-    (
-        request_id, arrival_ns, prompt_tokens, _, status, first_scheduled_ns, _, finished_ns, preemptions,
-        max_tokens, priority, reason, token_ns, content,
-    ) = fields  # fmt: skip
-    content_ids, content_tokens = parse_content(content)
-    return RequestRecord(
-        Request(
-            int(request_id),
-            int(arrival_ns),
-            int(prompt_tokens),
-            int(max_tokens),
-            int(priority),
-            content_ids,
-            content_tokens,
-        ),
-        number,
-        Status(status),
-        int(first_scheduled_ns) if first_scheduled_ns else None,
-        int(finished_ns) if finished_ns else None,
-        int(preemptions),
-        reason,
-        array("q", map(int, token_ns.split())),
-    )
-
-
-def parse_content(text: str) -> tuple[tuple[int, ...], int]:
-    """(ids, tokens of one id) of a `content` field. Raises `ValueError` for other text."""
-    tokens, _, ids = text.partition(":")
-    return (tuple(map(int, ids.split())), int(tokens)) if tokens else ((), 0)
+        return (tuple(map(int, ids.split())), int(tokens)) if tokens else ((), 0)
+    except ValueError:
+        raise row.wrong("content", "tokens:id id id") from None

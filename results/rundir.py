@@ -120,8 +120,8 @@ def _locked(path: Path) -> int:
 def _clear(path: Path) -> None:
     """Remove what an earlier run wrote into `path`, its summary first."""
     for name in (SUMMARY, BATCHES, REQUESTS, TRACE, REPLAY, PREDICTED):
-        (path / (name + ".tmp")).unlink(missing_ok=True)
-        (path / name).unlink(missing_ok=True)
+        for file in (path / name, *path.glob(f"{name}.*tmp")):
+            file.unlink(missing_ok=True)
     shutil.rmtree(path / PLOTS, ignore_errors=True)
 
 

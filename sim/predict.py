@@ -21,11 +21,13 @@ from policies.core.seam.batch import ExecutionBatch
 from policies.costs.fitted import FittedModel
 from policies.costs.latency import HostLoop, LatencyModel
 from policies.costs.models import load_device
+from results.batchlog import LoggedBatch
+from results.find import find_runs
 from results.identity import RunIdentity, comparable, config_hash
-from results.load import Run, find_runs
+from results.load import Run
 from results.predictions import Replay, write_predictions, write_replays
 from results.rundir import CONFIG
-from sim.recorded import LoggedBatch, RecordedRun
+from sim.recorded import RecordedRun
 from sim.replay import Outcome, replay
 from sim.run import simulate
 from workloads.spec import TraceSpec, parse_workload

@@ -31,9 +31,11 @@ from policies.core.seam.batch import ExecutionBatch
 from policies.core.seam.events import Command, Completion, Event, Submit, Tick, Wait
 from policies.core.seam.oracle import last_tokens
 from policies.core.seam.request import Status
+from results.batchlog import LoggedBatch
+from results.csvlog import Fields
 from results.requestlog import request_row
 from results.rundir import BATCHES
-from sim.recorded import Fields, LoggedArrivals, LoggedBatch, RecordedRun
+from sim.recorded import LoggedArrivals, RecordedRun
 
 DECISIONS = (
     "seq",

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from policies.config.runconfig import parse_config
 from policies.core.errors import WriteError
 from results.files import GrowingFile
-from results.load import find_runs, finished_summary, load_run
+from results.find import find_runs
+from results.load import finished_summary, load_run
 from sim.cli import main
 from sim.run import simulate
 

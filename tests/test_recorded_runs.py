@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from results.load import find_runs
+from results.find import find_runs
 from sim.replay import replay
 
 PACKS = sorted((Path(__file__).parent.parent / "results" / "reference").glob("*/recorded/*.tar.xz"))

@@ -61,7 +61,7 @@ def test_report_prints_a_table_and_writes_one_page_that_needs_nothing_else(
 
 
 def test_the_best_of_a_workload_is_marked_and_runs_come_in_menu_order(sweep: Path) -> None:
-    from results.load import find_runs
+    from results.find import find_runs
 
     summaries = [run.summary for run in find_runs([sweep])[0]]
     lines = [line for line in table_lines(summaries) if line.workload == "toy"]

@@ -1,8 +1,12 @@
 """Packed runs: small files that give back the very same logs, and that every command takes in a directory's
 place."""
 
+import csv
+import io
 import lzma
 import random
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -13,10 +17,12 @@ from results_runs import write_run
 from policies.core.errors import InputError
 from policies.core.seam.request import Request
 from results.cli import main
-from results.load import find_runs, load_run
+from results.find import find_runs
+from results.load import load_run
 from results.logcode import RAW, decode_batches, decode_requests, encode_batches, encode_requests, finished_ns
 from results.pack import pack, unpack
 
+ROOT = Path(__file__).parent.parent
 LOGS = ("batches.csv", "requests.csv", "summary.json")
 
 
@@ -180,3 +186,120 @@ def test_a_run_is_refused_before_its_pack_replaces_an_older_one(tmp_path: Path) 
         pack([run], tmp_path / "p.tar.xz")
     assert (tmp_path / "p.tar.xz").read_bytes() == before
     assert sorted(item.name for item in tmp_path.iterdir()) == ["p.tar.xz", "run"]
+
+
+def members_of(path: Path) -> list[tuple[str, bytes]]:
+    found = []
+    with tarfile.open(path) as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            assert content is not None
+            found.append((member.name, content.read()))
+    return found
+
+
+def write_members(path: Path, members: list[tuple[str, bytes]]) -> None:
+    with lzma.open(path, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed")
+    runs = [write_run(folder / name, name, trace=False) for name in ("atomic", "wcpb")]
+    pack(runs, folder / "p.tar.xz")
+    return folder / "p.tar.xz"
+
+
+def test_a_run_of_which_any_file_is_missing_or_that_is_there_twice_is_not_unpacked(
+    packed: Path, tmp_path: Path
+) -> None:
+    members = members_of(packed)
+    half = [name for name, _ in members if name.startswith("wcpb/")]
+    bad, last = tmp_path / "bad.tar.xz", "wcpb/batches.csv/25.reused.txt"
+    assert last in half  # without it the log is one from before there were shared prefixes
+    for name in (*half, None):
+        if name is None:
+            write_members(bad, [*members, members[0]])
+        else:
+            write_members(bad, [item for item in members if item[0] != name])
+        if name == last:
+            continue
+        with pytest.raises(InputError, match=r"bad.tar.xz: is not a whole pack of runs \("):
+            unpack(bad, tmp_path / str(name).replace("/", "-"))
+
+
+@pytest.mark.parametrize("end", [-512, -1024, -1536, -4096])
+def test_a_pack_whose_archive_was_cut_before_its_end_is_refused_whole(
+    packed: Path, tmp_path: Path, end: int
+) -> None:
+    bad, data = tmp_path / "bad.tar.xz", lzma.decompress(packed.read_bytes()).rstrip(b"\0")
+    bad.write_bytes(lzma.compress(data[: len(data) // 512 * 512 + end]))
+    with pytest.raises(InputError, match="it has no end, so it was cut"):
+        unpack(bad, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_packs_one_after_the_other_are_no_pack(packed: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.tar.xz"
+    bad.write_bytes(2 * packed.read_bytes())
+    with pytest.raises(InputError, match="something follows its end"):
+        unpack(bad, tmp_path / "out")
+
+
+def test_limits_hold_for_a_file_a_run_and_a_pack(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in (
+        ("MOST_FILE_BYTES", 100),
+        ("MOST_RUN_BYTES", 3000),
+        ("MOST_FILES", 20),
+        ("MOST_PACK_BYTES", 5000),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"results.pack.{name}", limit)
+            with pytest.raises(InputError, match=f"more than .*{limit}"):
+                unpack(packed, tmp_path / name)
+            assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "summary.json", "batches.csv/as-it-is"])
+def test_a_member_that_is_no_text_is_one_sentence(packed: Path, tmp_path: Path, file: str) -> None:
+    members = [item for item in members_of(packed) if item[0].startswith("atomic/")]
+    table = file.partition("/")[0]
+    kept = [item for item in members if not item[0].startswith(f"atomic/{table}")]
+    write_members(tmp_path / "bad.tar.xz", [(f"atomic/{file}", b"\xff\xfe\0" * 9), *kept])
+    with pytest.raises(InputError) as caught:
+        find_runs([tmp_path / "bad.tar.xz"])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_run_is_not_unpacked_over_what_no_run_wrote(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "wcpb").mkdir()
+    (tmp_path / "wcpb" / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="wcpb: is there and no run directory; choose another --out"):
+        unpack(packed, tmp_path)
+    assert [item.name for item in (tmp_path / "wcpb").iterdir()] == ["thesis.tex"]
+    assert len(unpack(packed, tmp_path / "new")) == len(unpack(packed, tmp_path / "new")) == 2
+
+
+def test_two_processes_may_write_one_pack_at_a_time(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, name, trace=False) for name in ("atomic", "wcpb")]
+    command = [sys.executable, "-m", "results", "pack", *(str(run.path) for run in runs), "--out"]
+    both = [subprocess.Popen([*command, str(tmp_path / "p.tar.xz")], cwd=ROOT) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    assert [run.policy for run in find_runs([tmp_path / "p.tar.xz"])[0]] == ["atomic", "wcpb"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["atomic", "p.tar.xz", "wcpb"]
+
+
+def test_token_times_longer_than_csv_likes_are_packed(tmp_path: Path) -> None:
+    requests = [Request(0, 10**15, 4, 9_000)]
+    run = write_run(tmp_path / "run", "atomic", requests=requests, trace=False)
+    assert max(map(len, (run.path / "requests.csv").read_text().split(","))) > 140_000
+    csv.field_size_limit(131_072)
+    pack([run], tmp_path / "p.tar.xz")
+    (copy,) = find_runs([tmp_path / "p.tar.xz"])[0]
+    assert (copy.path / "requests.csv").read_bytes() == (run.path / "requests.csv").read_bytes()

@@ -63,7 +63,8 @@ def test_what_is_written_in_any_order_is_read_back_in_order_of_arrival(
     for record in shuffled[:num_ended]:
         file.write(record)
     file.finish(shuffled[num_ended:])
-    assert list(read_requests(path)) == list(file.records()) == written
+    assert [item.record for item in read_requests(path)] == list(file.records()) == written
+    assert [item.output_tokens for item in read_requests(path)] == [len(item.token_ns) for item in written]
     assert [item.name for item in path.parent.iterdir()] == ["requests.csv"]
 
 
@@ -78,14 +79,17 @@ def test_without_finish_the_file_holds_what_had_ended_in_the_order_of_its_ends(t
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "line 1: columns "),
-        ("a,b\n", "line 1: columns a,b, expected request_id,"),
+        ("", "line 1: column request_id is missing, expected request_id,"),
+        ("a,b\n", "line 1: column request_id is missing, expected request_id,"),
         (",".join(REQUEST_COLUMNS) + "\n1,2\n", f"line 2: 2 fields, expected {len(REQUEST_COLUMNS)}"),
         (
             ",".join(REQUEST_COLUMNS) + "\n0,0,4,0,asleep,,,,0,1,0,,,\n",
-            "line 2: 'asleep' is not a valid Status",
+            "line 2: status: 'asleep', expected one of waiting,",
         ),
-        (",".join(REQUEST_COLUMNS) + "\n0,0,4,0,waiting,,,,0,1,0,,x,\n", "line 2: invalid literal for int"),
+        (
+            ",".join(REQUEST_COLUMNS) + "\n0,0,4,0,waiting,,,,0,1,0,,x,\n",
+            "line 2: token_ns: 'x', expected whole numbers",
+        ),
     ],
 )
 def test_a_file_that_no_run_wrote_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:

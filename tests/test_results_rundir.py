@@ -17,8 +17,9 @@ from policies.core.errors import InputError
 from policies.core.seam.batch import Stage
 from policies.core.seam.request import Request, Status
 from results.batchlog import read_batches
+from results.find import find_runs
 from results.latency import Latencies
-from results.load import find_runs, load_run
+from results.load import load_run
 from results.rundir import MARKER, RunDirectory
 
 REQUEST_CONTRACT = (
@@ -136,20 +137,24 @@ def test_a_refused_request_has_empty_times_and_its_reason(tmp_path: Path) -> Non
     ("name", "text", "message"),
     [
         ("summary.json", "{", "is corrupt"),
-        ("summary.json", "[]", "key policy is missing"),
+        ("summary.json", "[]", "holds list, expected a mapping"),
         ("summary.json", '{"policy": "wcpb"}', "key model is missing"),
         ("config.yaml", "model: x\n", "not a run directory"),
-        ("config.yaml", MARKER + "model: x\n", "workload or policy is missing"),
-        ("requests.csv", "a,b\n1,2\n", "requests.csv line 1: columns start a,b, expected request_id"),
-        ("batches.csv", "a,b\n1,2\n", "batches.csv line 1: columns start a,b, expected seq"),
+        ("config.yaml", MARKER + "model: x\n", "workload is missing, expected the config of a run"),
+        (
+            "requests.csv",
+            "a,b\n1,2\n",
+            "requests.csv line 1: column request_id is missing, expected request_id,",
+        ),
+        ("batches.csv", "a,b\n1,2\n", "batches.csv line 1: column seq is missing, expected seq,"),
         (
             "batches.csv",
             ",".join(BATCH_COLUMNS) + "\n1,NAP,1,1,1,0,0,0,0,x" + "," * (len(BATCH_COLUMNS) - 10) + "\n",
-            "batches.csv line 2: 'NAP' is not a valid",
+            "batches.csv line 2: stage: 'NAP', expected one of PREFILL,",
         ),
         (
             "batches.csv",
-            ",".join(BATCH_COLUMNS) + "\n1,CODA,0,1,1",
+            ",".join(BATCH_COLUMNS) + "\n1,CODA,0,1,1\n",
             f"batches.csv line 2: 5 fields, expected {len(BATCH_COLUMNS)}",
         ),
     ],

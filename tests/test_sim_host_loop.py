@@ -16,7 +16,8 @@ from policies.costs.devices import device_facts
 from policies.costs.latency import HostLoop, LatencyModel, Prediction
 from policies.costs.modelfile import read_model
 from policies.costs.models import DEVICES
-from results.load import Run, find_runs
+from results.find import find_runs
+from results.load import Run
 from results.rundir import BATCHES, CONFIG
 from sim.backend import SimBackend
 from sim.run import Simulation

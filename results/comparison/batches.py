@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from policies.core.errors import InputError
+from results.batchlog import parse_ranges
 from results.comparison.pairs import Pair
 from results.predictions import read_predictions, read_replays
+from results.rundir import BATCHES, PREDICTED
 
 HOST = "host"
 COLUMNS = (
@@ -59,7 +62,11 @@ def batch_times(pair: Pair) -> pd.DataFrame | None:
     if predicted is None or run is None:
         return None
     logged = pd.concat(run.batch_frames(COLUMNS))
-    both = logged.merge(predicted, on="seq", suffixes=("_logged", ""), validate="one_to_one")
+    for table, where in ((logged, run.path / BATCHES), (predicted, pair.predicted.path / PREDICTED)):
+        twice = table["seq"][table["seq"].duplicated()]
+        if len(twice):
+            raise InputError(f"{where}: batch {twice.iloc[0]} is there twice, expected it once")
+    both = logged.merge(predicted, on="seq", suffixes=("_logged", ""))
     return pd.DataFrame(
         {
             **{name: both[name] for name in ("stage", "loop_count", "rows", "ranges")},
@@ -83,13 +90,18 @@ def stage_errors(times: pd.DataFrame) -> list[StageErrors]:
 
 
 def context_tokens(ranges: Sequence[str]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """The longest context of each batch: the furthest token of its ranges, that token included."""
-    return np.array([max(_end(item) for item in text.split(" ")) for text in ranges], dtype=np.int64)
+    """The longest context of each batch: the furthest token of its ranges, that token included. Raises
+    `InputError` for text that is no range."""
+    return np.array([_furthest(text) for text in ranges], dtype=np.int64)
 
 
-def _end(item: str) -> int:
-    _, _, _, start, count, *_ = item.split(":")
-    return int(start) + int(count)
+def _furthest(text: str) -> int:
+    try:
+        return max(item.token_start + item.token_count for item in parse_ranges(text))
+    except ValueError:
+        raise InputError(
+            f"{BATCHES}: ranges: {text[:80]!r}, expected request:stage:depth:start:count"
+        ) from None
 
 
 def _errors(stage: str, predicted: "pd.Series[float]", measured: "pd.Series[float]") -> StageErrors | None:

@@ -15,8 +15,9 @@ from results.comparison.figures import ENOUGH_REPEATS, Figure, Tolerances, by_la
 from results.comparison.pairs import Pair, pair_runs
 from results.comparison.ranking import Order, orders
 from results.comparison.requests import Queue, RequestErrors, queue_of, request_errors
+from results.find import find_runs
 from results.identity import policy_order
-from results.load import Run, find_runs
+from results.load import Run
 from results.predictions import Replay, read_replays
 
 

@@ -1,0 +1,128 @@
+"""`summary.json` as every reader here takes it: which keys it must have, of which type, and in which bounds.
+
+What no reader looks at may be anything. Keys that came later than the first recorded runs may be missing.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from policies.core.errors import InputError
+from results.batchlog import MOST_LOOPS
+
+MOST_SHOWN = 80
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+Name = Annotated[str, Field(max_length=4096)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class Statistics(_Part):
+    mean: Number | None
+    p50: Number | None
+    p90: Number | None
+    p95: Number | None
+    p99: Number | None
+    max: Number | None
+
+
+class Stage(_Part):
+    device_s: Seconds
+    limit_fraction: Number | None
+    components_s: dict[str, Number]
+
+
+class Summary(_Part):
+    """The keys that readers use."""
+
+    policy: Name
+    model: Name
+    device: Name
+    workload: Name
+    world: Name
+    config_sha256: Name
+    status: Name
+    prefill_chunk_size: Annotated[int, Field(ge=1, lt=1 << 63)]
+    num_loops: Annotated[int, Field(ge=1, le=MOST_LOOPS)]
+    num_requests: Count
+    num_finished: Count
+    num_refused: Count
+    num_batches: Count
+    first_arrival_ns: Annotated[int, Field(ge=-(1 << 62), lt=1 << 63)]
+    duration_s: Seconds
+    device_idle_s: Number
+    request_throughput: Number | None
+    prompt_token_throughput: Number | None
+    output_token_throughput: Number | None
+    rows_per_recurrent_invocation: Number | None
+    gpu_busy_fraction: Number | None
+    limit_fraction: Number | None
+    stages: dict[str, Stage]
+    ttft_ms: Statistics
+    itl_ms: Statistics
+    tpot_ms: Statistics
+    e2e_ms: Statistics
+
+    policy_options: dict[str, Any] | None = None
+    num_cancelled: Count = 0
+    prompt_tokens: Count = 0
+    output_tokens: Count = 0
+    skipped_rows: Count = 0
+    refusal_reasons: dict[str, Count] = {}
+    notes: list[str] = []
+    device_idle_host_s: Number = 0.0
+    device_idle_launch_s: Number = 0.0
+    padded_row_fraction: Number | None = None
+    versions: dict[str, Any] | None = None
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The mapping at `path`. Raises `InputError`, one sentence that names the key, for any other file."""
+    summary = read_json(path)
+    if not isinstance(summary, dict):
+        raise InputError(f"{path}: holds {type(summary).__name__}, expected a mapping")
+    try:
+        Summary.model_validate(summary)
+    except ValidationError as error:
+        raise InputError(f"{path}: {first_fault(error)}") from None
+    return summary
+
+
+def read_json(path: Path) -> Any:
+    """Any JSON file of ours. Raises `InputError` when it cannot be read, is none, says a key twice, or nests
+    too deep."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is corrupt: {' '.join(str(error).split())[:200]}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first of pydantic's findings: `key ttft_ms.p50 is missing`, or the key, its value and what was
+    expected."""
+    fault = error.errors(include_url=False)[0]
+    key = ".".join(str(part)[:MOST_SHOWN] for part in fault["loc"])
+    if fault["type"] == "missing":
+        return f"key {key} is missing"
+    try:
+        value = repr(fault["input"])
+    except ValueError:
+        value = "a number of thousands of digits"
+    shown = value[:MOST_SHOWN] + ("..." if len(value) > MOST_SHOWN else "")
+    return f"{key}: {shown}, {fault['msg'][0].lower()}{fault['msg'][1:]}"
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)[:80]!r} is there twice")
+    return found
