@@ -14,6 +14,8 @@ from policies.core.errors import InputError
 
 CUBLAS_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
 DEVICE_NAMES = ("cuda", "cpu")
+SMALL_MODEL_BYTES = 64 * 2**20
+"""Below this a second thread costs a CPU more than it saves: its products are too short to share."""
 
 
 def prepare_environment() -> tuple[str, ...]:
@@ -44,6 +46,16 @@ def prepare_environment() -> tuple[str, ...]:
     matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cudnn.allow_tf32 = False
     return tuple(replaced)
+
+
+def choose_threads(device: torch.device, model_bytes: int) -> tuple[str, ...]:
+    """On a CPU, run a small model in one thread unless `OMP_NUM_THREADS` says otherwise; return the sentence
+    that says how many threads run."""
+    if device.type != "cpu":
+        return ()
+    if "OMP_NUM_THREADS" not in os.environ and model_bytes < SMALL_MODEL_BYTES:
+        torch.set_num_threads(1)
+    return (f"CPU threads: {torch.get_num_threads()}; OMP_NUM_THREADS sets another number",)
 
 
 def resolve_device(name: str, needed_bytes: int = 0) -> torch.device:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from executor.environment import check_memory, prepare_environment, resolve_device
+from executor.environment import check_memory, choose_threads, prepare_environment, resolve_device
 from executor.kernels.gate import GateRule
 from executor.kernels.meta import MAX_PARTIALS
 from executor.kernels.ops import select_ops
@@ -101,7 +101,9 @@ class Session:
         enough = num_rings * planes * -(-max_positions // block_size)
         for run in runs:
             check_some_request_fits(run.with_blocks(enough), self.shape)
-        check_memory(self.device, weight_bytes(self.shape, self.dtype), f"the weights of {self.shape.name}")
+        num_bytes = weight_bytes(self.shape, self.dtype)
+        check_memory(self.device, num_bytes, f"the weights of {self.shape.name}")
+        self.notes += choose_threads(self.device, num_bytes)
         try:
             weights = self._load(source.shape)
             default_blocks = blocks_that_fit(

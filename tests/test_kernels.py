@@ -2,7 +2,7 @@
 packed.
 
 On a machine without a GPU the kernels run in Triton's interpreter in float32 (which computes bfloat16
-wrongly); with one they are compiled and bfloat16 is tested too.
+wrongly), with products of `products.in_order`; with one they are compiled and bfloat16 is tested too.
 """
 
 from dataclasses import replace
@@ -14,6 +14,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("triton", reason="needs triton")
 
+from products import order_interpreted_products  # noqa: E402
+
 from executor.kernels.attention import AttentionLauncher, Workspace, attention_torch  # noqa: E402
 from executor.kernels.drop_left import drop_left_torch, drop_left_triton  # noqa: E402
 from executor.kernels.embed_rows import embed_rows_torch, embed_rows_triton  # noqa: E402
@@ -21,7 +23,7 @@ from executor.kernels.exit_copy import exit_copy_torch, exit_copy_triton  # noqa
 from executor.kernels.gate import GateRule, gate_torch, gate_triton  # noqa: E402
 from executor.kernels.gather_rows import gather_rows_torch, gather_rows_triton  # noqa: E402
 from executor.kernels.kv import KVPools, plane_slots  # noqa: E402
-from executor.kernels.linear import linear_tiled  # noqa: E402
+from executor.kernels.linear import linear_torch  # noqa: E402
 from executor.kernels.meta import BatchMeta, HostMeta, MetaLayout  # noqa: E402
 from executor.kernels.product import ProductConfig, rope_product_triton, swiglu_product_triton  # noqa: E402
 from executor.kernels.residual_norms import residual_norms_torch, residual_norms_triton  # noqa: E402
@@ -41,6 +43,8 @@ PLANES = 4
 NAN = float("nan")
 
 torch.set_num_threads(1)
+if not HAS_GPU:
+    order_interpreted_products()
 
 
 def randn(*size: int, dtype=torch.float32, seed: int = 0):
@@ -293,12 +297,9 @@ def test_attention_bits_do_not_depend_on_tiles_splits_neighbours_or_grid(dtype) 
     _, whole_meta, whole = attend(cache, MIXED, slots=1)
     assert int(meta.header[2]) > 0 and int(whole_meta.header[2]) == 0
     assert torch.equal(bits(split), bits(whole))
-    # every tile height computes the same numbers; the interpreter's products are numpy's, whose bits follow
-    # the row count
-    if HAS_GPU:
-        for height in (16, 32):
-            _, _, out = attend(cache, MIXED, slots=64, tile_classes=(height,))
-            assert torch.equal(bits(split), bits(out))
+    for height in (16, 32):
+        _, _, out = attend(cache, MIXED, slots=64, tile_classes=(height,))
+        assert torch.equal(bits(split), bits(out))
     _, _, alone = attend(cache, [(2, 3, 999, 1)], slots=64, tile_classes=(64,), num_sms=3)
     assert torch.equal(bits(alone[0]), bits(split[100]))
     _, _, alone = attend(cache, [(0, 2, 650, 27), (0, 2, 640, 10)], slots=1, tile_classes=(64,))
@@ -400,7 +401,7 @@ def test_exit_copy_fills_the_deeper_planes_only() -> None:
 def test_twins_on_a_cpu_do_not_depend_on_row_grouping() -> None:
     x, weight = torch.randn(70, 64), torch.randn(176, 64)
     whole, act = torch.empty(70, 176), torch.empty(70, 88)
-    linear_tiled(x, weight, whole)
+    linear_torch(x, weight, whole)
     swiglu_torch(whole, act)
     norm = torch.empty(70, 64)
     rms_norm_torch(x, weight[0], 1e-6, norm)
@@ -408,7 +409,7 @@ def test_twins_on_a_cpu_do_not_depend_on_row_grouping() -> None:
     for start, end in [(0, 1), (1, 4), (5, 36), (17, 70), (69, 70)]:
         rows = end - start
         part, part_act, part_norm = torch.empty(rows, 176), torch.empty(rows, 88), torch.empty(rows, 64)
-        linear_tiled(x[start:end].clone(), weight, part)
+        linear_torch(x[start:end].clone(), weight, part)
         swiglu_torch(part, part_act)
         rms_norm_torch(x[start:end].clone(), weight[0], 1e-6, part_norm)
         assert torch.equal(part, whole[start:end])

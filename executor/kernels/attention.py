@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from executor.kernels.combine import combine_triton
+from executor.kernels.exact import exact_mixture, exact_product
 from executor.kernels.fold import fold
 from executor.kernels.kv import KVPools
 from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
@@ -315,7 +316,7 @@ def attention_torch(
     out: torch.Tensor,
 ) -> None:
     """Twin of `AttentionLauncher.__call__` in float32, bit-invariant too: tiles of `tile_rows` x TILE_KEYS
-    are padded to full size.
+    are padded to full size, and products are exact.
 
     Takes every tile once, by its first item, and walks all of its history. Tiles of equal history length run
     side by side.
@@ -348,13 +349,13 @@ def attention_torch(
             pool[layer][block, :, offset].float().masked_fill(~m_key[:, :, None, None], 0.0).transpose(1, 2)
             .repeat_interleave(num_heads // num_kv_heads, dim=1) for pool in (kv.k, kv.v)
         )  # fmt: skip
-        scores = torch.matmul(queries[:n], keys.transpose(2, 3))  # [n, heads, tile_rows, TILE_KEYS]
+        scores = exact_product(queries[:n], keys).float()  # [n, heads, tile_rows, TILE_KEYS]
         scores.masked_fill_((o_key[:, None] > (position[:n] + o_m)[:, :, None])[:, None], float("-inf"))
         new_maximum = torch.maximum(maximum[:n], scores.amax(3, keepdim=True))
         factor = torch.exp(maximum[:n] - new_maximum)
         weight = torch.exp(scores - new_maximum)
         total[:n] = total[:n] * factor + weight.sum(3, keepdim=True)
-        acc[:n] = acc[:n] * factor + torch.matmul(weight, values)
+        acc[:n] = acc[:n] * factor + exact_mixture(weight, values).float()
         maximum[:n] = new_maximum
     result = (acc / total).transpose(1, 2).reshape(len(items), tile_rows, -1)
     out[(first_row + o_m)[m_m]] = result[m_m].to(out.dtype)

@@ -2,17 +2,15 @@
 
 On CUDA the qkv and gate+up products of few rows go to the fused kernels of `executor.kernels.product`, all
 else to cuBLAS under the environment of `executor.environment`, and what follows to a kernel of its own; both
-give the same bits. On a CPU the bits of a product depend on its row count, so every product there is made of
-tiles of exactly TILE_ROWS rows.
+give the same bits. The twins' products are exact (`executor.kernels.exact`).
 """
 
 import torch
 
+from executor.kernels.exact import exact_product
 from executor.kernels.product import ProductConfig, rope_product_triton, swiglu_product_triton
 from executor.kernels.rope_write import rope_write_torch, rope_write_triton
 from executor.kernels.swiglu import swiglu_torch, swiglu_triton
-
-TILE_ROWS = 16
 
 FUSED = ProductConfig(block_m=16, block_n=16, block_k=256, num_warps=4, num_stages=4)
 CONFIGS: dict[str, dict[int, ProductConfig | None]] = {"rope": {16: FUSED}, "swiglu": {4: None, 16: FUSED}}
@@ -66,30 +64,23 @@ def linear_rope(
         rope_product_triton(x, weight, rope, positions, slots, k, v, depth_offset, qkv, config)
 
 
-def linear_tiled(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """Twin of `linear_cublas` in tiles of TILE_ROWS rows, the last one padded with zero rows."""
-    rows = x.shape[0]
-    whole = rows // TILE_ROWS * TILE_ROWS
-    for start in range(0, whole, TILE_ROWS):
-        torch.mm(x[start : start + TILE_ROWS], weight.t(), out=out[start : start + TILE_ROWS])
-    if whole < rows:
-        tail = x.new_zeros(TILE_ROWS, x.shape[1])
-        tail[: rows - whole] = x[whole:]
-        out[whole:] = torch.mm(tail, weight.t())[: rows - whole]
+def linear_torch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Twin of `linear_cublas`."""
+    out.copy_(exact_product(x, weight))
 
 
-def linear_swiglu_tiled(
+def linear_swiglu_torch(
     x: torch.Tensor, gate_up: torch.Tensor, merged: torch.Tensor, out: torch.Tensor
 ) -> None:
     """Twin of `linear_swiglu`."""
-    linear_tiled(x, gate_up, merged)
+    linear_torch(x, gate_up, merged)
     swiglu_torch(merged, out)
 
 
-def linear_rope_tiled(
+def linear_rope_torch(
     x: torch.Tensor, weight: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor,
     slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, depth_offset: int, qkv: torch.Tensor,
 ) -> None:  # fmt: skip
     """Twin of `linear_rope`."""
-    linear_tiled(x, weight, qkv)
+    linear_torch(x, weight, qkv)
     rope_write_torch(qkv, rope, positions, slots, k, v, depth_offset)

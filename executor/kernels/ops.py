@@ -49,12 +49,11 @@ class Ops:
 
 
 def torch_ops() -> Ops:
-    """The twins: any device, float32 accumulation; what a CPU runs. Attention tiles always have 16 rows, so
-    bits never change."""
+    """The twins: any device; what a CPU runs. Their products are exact, so bits never change."""
     return Ops(
-        linear=linear.linear_tiled,
-        linear_rope=linear.linear_rope_tiled,
-        linear_swiglu=linear.linear_swiglu_tiled,
+        linear=linear.linear_torch,
+        linear_rope=linear.linear_rope_torch,
+        linear_swiglu=linear.linear_swiglu_torch,
         rms_norm=rms_norm.rms_norm_torch,
         residual_norms=residual_norms.residual_norms_torch,
         attention=attn.attention_torch,
