@@ -21,8 +21,8 @@ from executor.progress import RunProgress
 from executor.prompts import prompt_ids
 from executor.runner import Runner
 from executor.session import PlannedRun, Session, tokens_sha256
+from executor.source import inputs_sha256
 from executor.timeline import make_timeline
-from policies.config.runconfig import input_sha256
 from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RequestRecord, RunLog
@@ -76,6 +76,7 @@ def execute(
     scheduler = Scheduler(config.policy, shape, config.scheduler, config.cache, config.exit)
     identity = RunIdentity.from_config(config.resolved, "executor", shape.num_loops, label, session.card)
     address_audit = make_audit(session, run) if audit else None
+    inputs = {"input_sha256": inputs_sha256(config, session.uses_graphs)}
     with RunDirectory.create(config.resolved, identity, out) as directory:
         (directory.path / TOKENS).unlink(missing_ok=True)
         tokens: dict[int, list[int]] = {}
@@ -139,7 +140,7 @@ def execute(
             skipped_rows=workload.skipped_rows,
             notes=(*session.notes, *session.programs.notes(), *workload.notes),
             extra={
-                "input_sha256": input_sha256(config),
+                **inputs,
                 "output_token_sha256": tokens_sha256(tokens),
                 **session.facts_for_summary(),
                 "versions": versions(),

@@ -8,7 +8,9 @@ from typing import Any
 
 from executor.run import execute
 from executor.session import Session
-from policies.config.runconfig import RunConfig, input_sha256
+from executor.source import inputs_sha256
+from policies.config.runconfig import RunConfig
+from policies.core.errors import InputError
 from results.identity import RunIdentity
 from results.load import finished_summary
 from results.sweep import workload_labels
@@ -43,10 +45,15 @@ def run_grid(
         for repeat in range(1, repeats + 1)
         for (axes, config), label in zip(grid, labels, strict=True)
     ]
-    done = [finished_summary(place, input_sha256(config)) for _, config, _, place in plan]
+    with_graphs = use_graphs and device == "cuda"
+    done = [finished_summary(place, inputs_sha256(config, with_graphs)) for _, config, _, place in plan]
     todo = [config for (_, config, _, _), summary in zip(plan, done, strict=True) if summary is None]
     session = Session(todo, device, use_graphs=use_graphs) if todo else None
     runs = iter(session.runs) if session else iter(())
+    if session is not None:
+        _check_card(
+            session.card, [(place, found) for (*_, place), found in zip(plan, done, strict=True) if found]
+        )
     if len(todo) < len(plan):
         print(f"{len(plan) - len(todo)} of {len(plan)} cells are finished already", file=sys.stderr)
     cells: list[Cell] = []
@@ -58,6 +65,13 @@ def run_grid(
         if summary["status"] == "interrupted":
             break
     return cells
+
+
+def _check_card(card: str, done: Sequence[tuple[Path, dict[str, Any]]]) -> None:
+    """Raise `InputError` for a finished cell of another card: one table would hold the times of two."""
+    for place, summary in done:
+        if summary.get("card") != card:
+            raise InputError(f"{place}: was run on {summary.get('card')}, this is {card}; give another --out")
 
 
 def _directory_name(config: RunConfig, device: str) -> str:

@@ -2,13 +2,13 @@
 SimPy device."""
 
 import dataclasses
-import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from policies.config.runconfig import RunConfig, input_sha256, model_shape
+from policies.config.provenance import result_sha256
+from policies.config.runconfig import RunConfig, model_shape
 from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RunLog
@@ -86,9 +86,8 @@ def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) 
 
 
 def inputs_sha256(config: RunConfig) -> str:
-    """A hash of the files that a simulation depends on beside its config: the executor's too, and the latency
-    model's numbers."""
-    return hashlib.sha256(f"{input_sha256(config)} {device_sha256(config.device)}".encode()).hexdigest()
+    """A hash of all that a simulation follows from beside its config, the latency model's numbers too."""
+    return result_sha256(config, "sim", device_sha256(config.device))
 
 
 def simulate(
