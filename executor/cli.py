@@ -116,6 +116,8 @@ def _guarded(options: argparse.Namespace) -> int:
         return int(options.action(options))
     except (InputError, InvariantError, SelectionError, WriteError, BrokenPipeError):
         raise
+    except (RecursionError, MemoryError, OverflowError):
+        raise
     except Exception as error:
         if sys.flags.dev_mode:
             raise

@@ -26,7 +26,8 @@ from executor.programs import Programs
 from executor.sensors import Sensors
 from executor.source import kernel_sha256
 from executor.swap import SwapSpace
-from policies.config.runconfig import RunConfig, locate
+from policies.config.overrides import locate
+from policies.config.runconfig import RunConfig
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError
 from policies.core.models.shape import SHIPPED_MODELS, ModelShape

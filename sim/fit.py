@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from policies.config.hf_config import shape_from_hf_config
 from policies.core.errors import InputError
-from policies.core.models.hf_config import shape_from_hf_config
 from policies.core.models.shape import SHIPPED_MODELS, ModelShape
 from policies.core.seam.batch import Stage
 from policies.costs.features import Cutting, Work

@@ -13,7 +13,8 @@ from executor.checks.fingerprint import Fingerprint, Fingerprints
 from executor.checks.preserve import Comparison, compare
 from executor.run import execute
 from executor.session import PlannedRun, Session
-from policies.config.runconfig import RunConfig, apply_overrides, parse_config
+from policies.config.overrides import apply_overrides
+from policies.config.runconfig import RunConfig, parse_config
 
 torch.set_num_threads(1)
 

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "policies.costs": ("policies.costs", "policies.core", "policies.process"),
     "policies.process": ("policies.process", "policies.core"),
     "policies": ("policies",),
-    "workloads": ("workloads", "policies.core"),
+    "workloads": ("workloads", "policies.core", "policies.process"),
     "results": ("results", "policies.core", "policies.process"),
     "sim": ("sim", "results", "policies", "workloads"),
     "executor": ("executor", "results", "policies", "workloads"),

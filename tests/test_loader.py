@@ -12,8 +12,8 @@ save_file = pytest.importorskip("safetensors.torch", reason="needs safetensors t
 from executor.model.checkpoint import INDEX_FILE, SINGLE_FILE, load_checkpoint  # noqa: E402
 from executor.model.config import resolve_model  # noqa: E402
 from executor.model.weights import named_tensors, random_weights  # noqa: E402
+from policies.config.hf_config import shape_from_hf_config  # noqa: E402
 from policies.core.errors import InputError  # noqa: E402
-from policies.core.models.hf_config import shape_from_hf_config  # noqa: E402
 from policies.core.models.shape import OURO_1_4B, OURO_TINY  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -146,7 +146,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"gone\.csv: no such file, expected a trace"):
         load(tmp_path / "gone.csv")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match="folder: is a folder, expected a trace file"):
+    with pytest.raises(InputError, match="folder: is a folder, expected a trace"):
         load(tmp_path / "folder")
 
 

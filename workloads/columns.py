@@ -14,12 +14,13 @@ def int_column() -> "array[int]":
 
 
 class IntLists(Mapping[int, tuple[int, ...]]):
-    """Some whole numbers for each request, in one flat array: request i has `values[ends[i-1]:ends[i]]`."""
+    """Some whole numbers from 0 to 2**64 - 1 for each request, in one flat array: request i has
+    `values[ends[i-1]:ends[i]]`."""
 
     __slots__ = ("_ends", "_values")
 
     def __init__(self) -> None:
-        self._values = int_column()
+        self._values = array("Q")
         self._ends = int_column()
 
     def append(self, values: Sequence[int]) -> None:

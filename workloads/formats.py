@@ -12,8 +12,8 @@ class TraceFormat:
     """One format: which column says what. Names are compared without case and outer blanks, in any order.
 
     `arrival` maps each column that can hold the arrival time to the unit of its numbers: a fixed one, or None
-    for `unit`, the format's default, which `timestamp_unit` and the size of epoch numbers override. A file
-    need not have the columns after `unit`.
+    for `unit`, the format's default, which `timestamp_unit` and the size of epoch numbers override;
+    `block_tokens` is such a default, too. A file need not have the columns after `unit`.
     """
 
     name: str
@@ -102,7 +102,8 @@ def recognise(columns: Sequence[str], wanted: str, where: str) -> Layout:
     times = [name for name in chosen.arrival if normalise(name) in names]
     if len(times) > 1:
         raise InputError(f"{where}: columns {' and '.join(times)} both hold arrival times, expected one")
-    for used in (*times, chosen.prompt, chosen.output):
+    optional = (chosen.max_tokens, chosen.priority, chosen.blocks, chosen.cancel, chosen.exit_loops)
+    for used in (*times, chosen.prompt, chosen.output, *filter(None, optional)):
         if names.count(normalise(used)) > 1:
             raise InputError(
                 f"{where}: column {used!r} occurs {names.count(normalise(used))} times, expected once"

@@ -1,7 +1,6 @@
 """ServeGen's length histograms: strings such as `"{50: 0.25, 51: 0.75}"` inside a JSON file, parsed as text
 and never evaluated."""
 
-import json
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.core.errors import InputError
+from policies.process.documents import MAX_JSON_BYTES, parse_json
 from workloads.spec import MAX_TOKENS
 from workloads.textfile import open_text
 
@@ -54,10 +54,10 @@ def read_dataset(path: Path) -> Histograms:
     """The histograms of a ServeGen `*-dataset.json`. Raises `InputError` naming file, window, key and
     text."""
     with open_text(path) as text:
-        try:
-            data = json.loads(text.read())
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: not valid JSON ({error})") from None
+        content = text.read(MAX_JSON_BYTES + 1)
+    if len(content) > MAX_JSON_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_JSON_BYTES:,} characters, expected length histograms")
+    data = parse_json(content, str(path))
     if not isinstance(data, dict) or not data:
         raise InputError(
             f"{path}: expected an object keyed by window start in seconds, found {ascii(data)[:40]}"

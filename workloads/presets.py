@@ -5,13 +5,13 @@ is there as documentation: nothing but `workload` is applied, and run settings s
 user's.
 """
 
-import difflib
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from policies.core.errors import InputError
+from policies.process.sentences import nearest, shown
 from workloads.columns import Columns
 from workloads.spec import PresetSpec, SyntheticSpec, parse_synthetic
 from workloads.synthetic import generate
@@ -33,9 +33,7 @@ def read_preset(name: str) -> dict[str, Any]:
     for an unknown name."""
     names = preset_names()
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"workload.name: unknown preset {name!r}, expected one of {', '.join(names)}{hint}")
+        raise InputError(f"workload.name: unknown preset {shown(name)}{nearest(name, names)}")
     data: dict[str, Any] = yaml.safe_load((PRESET_DIR / f"{name}.yaml").read_text(encoding="utf-8"))
     return data
 

@@ -5,7 +5,7 @@ from array import array
 from policies.core.errors import InputError
 from workloads.columns import Columns, IntLists
 from workloads.rng import stream
-from workloads.spec import TraceSpec
+from workloads.spec import MAX_REQUESTS, TraceSpec
 from workloads.timestamps import MAX_NS
 
 
@@ -18,6 +18,10 @@ def repeat_columns(columns: Columns, spec: TraceSpec, seed: int) -> None:
     """
     count = len(columns)
     span_ns = max(columns.arrival_ns) - min(columns.arrival_ns)
+    if count * spec.repeat > MAX_REQUESTS:
+        raise InputError(
+            f"workload.repeat: {spec.repeat} times {count} requests, expected at most {MAX_REQUESTS} in all"
+        )
     period_ns = span_ns + span_ns // max(count - 1, 1)
     arrivals = [
         arrival_ns + turn * period_ns for turn in range(spec.repeat) for arrival_ns in columns.arrival_ns

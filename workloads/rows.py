@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from policies.core.errors import InputError
+from policies.process.documents import LARGEST_ID, parse_json
+from policies.process.sentences import shown
 from workloads.formats import Layout, normalise
 from workloads.spec import MAX_TOKENS
 from workloads.timestamps import UNIT_NAMES, TimestampError, guess_unit, is_number, iso_ns, number_ns
@@ -69,14 +71,17 @@ class Records:
 
     def __iter__(self) -> Iterator[Record]:
         if self.is_json:
-            yield from (
-                (line, {normalise(name): value for name, value in item.items()})
-                for line, item in self._objects
-            )
+            for line, item in self._objects:
+                cells = {normalise(name): value for name, value in item.items()}
+                if len(cells) < len(item):
+                    raise InputError(
+                        f"{self.path}: line {line}: two keys differ in case or blanks only, expected one"
+                    )
+                yield line, cells
             return
         names = [normalise(name) for name in self.columns]
-        for line, cells in self._cells:
-            yield line, dict(zip(names, cells, strict=False))
+        for line, row in self._cells:
+            yield line, dict(zip(names, row, strict=False))
 
     def cells(self) -> Iterator[tuple[int, list[str]]]:
         """Every CSV row by position, the first one too: for files without a header."""
@@ -106,14 +111,15 @@ class Records:
         for line, text in enumerate(lines, self._blank_lines + 1):
             if not text.strip():
                 continue
-            try:
-                item = json.loads(text, parse_float=Decimal, parse_constant=str)
-            except (ValueError, RecursionError) as error:
-                raise InputError(
-                    f"{self.path}: line {line}: not valid JSON ({error}), expected one whole object a line"
-                ) from None
+            item = parse_json(
+                text,
+                f"{self.path}: line {line}",
+                "one whole object a line",
+                parse_float=Decimal,
+                parse_constant=str,
+            )
             if not isinstance(item, dict):
-                raise InputError(f"{self.path}: line {line}: {_shown(item)}, expected one JSON object a line")
+                raise InputError(f"{self.path}: line {line}: {shown(item)}, expected one JSON object a line")
             yield line, item
 
 
@@ -121,9 +127,15 @@ class RowReader:
     """Checks the records of one file against its layout. Owns what the first row settles: how times are
     written."""
 
-    def __init__(self, path: Path, layout: Layout, timestamp_unit: str) -> None:
+    def __init__(
+        self, path: Path, layout: Layout, timestamp_unit: str = "auto", block_tokens: int | None = None
+    ) -> None:
         self._path = path
         self._layout = layout
+        self._wanted_unit = timestamp_unit
+        self._block_tokens = block_tokens or layout.format.block_tokens
+        self._fraction: int | None = None
+        self._sparse: tuple[int, int, int] | None = None
         self.unit: str | None = layout.fixed_unit or (None if timestamp_unit == "auto" else timestamp_unit)
         self._is_iso: bool | None = None
         self._is_guessed = False
@@ -142,14 +154,15 @@ class RowReader:
         fmt = self._layout.format
         for line, cells in records:
             arrival_ns = self._arrival(line, cells)
+            prompt_tokens = self._tokens(line, cells, fmt.prompt)
             yield Row(
                 line,
                 arrival_ns,
-                self._tokens(line, cells, fmt.prompt),
+                prompt_tokens,
                 self._tokens(line, cells, fmt.output),
                 self._max_tokens(line, cells),
                 self._priority(line, cells),
-                self._blocks(line, cells),
+                self._blocks(line, cells, prompt_tokens),
                 self._patience(line, cells, arrival_ns),
                 self._exit_loops(line, cells),
             )
@@ -164,9 +177,18 @@ class RowReader:
             self._refuse(line, column, value, "an arrival time")
         if self._is_iso is None:
             self._is_iso = not is_number(text)
+            if self._is_iso and self._wanted_unit != "auto":
+                self._refuse(
+                    line,
+                    column,
+                    value,
+                    f"a number of {UNIT_NAMES[self._wanted_unit]}, as workload.timestamp_unit says",
+                )
             if not self._is_iso and self.unit is None:
                 self.unit = guess_unit(text, self._layout.format.unit)
                 self._is_guessed = self.unit != self._layout.format.unit
+        if self._fraction is None and self.unit == "ms" and self._wanted_unit == "auto" and "." in text:
+            self._fraction = line
         try:
             return iso_ns(text) if self._is_iso else number_ns(text, self.unit or "s")
         except TimestampError as error:
@@ -214,17 +236,34 @@ class RowReader:
             self._refuse(line, column, cells[column], f"nothing or at least the arrival, {arrival_ns} ns")
         return cancel_ns - arrival_ns
 
-    def _blocks(self, line: int, cells: Mapping[str, Any]) -> tuple[int, ...]:
+    def _blocks(self, line: int, cells: Mapping[str, Any], prompt_tokens: int) -> tuple[int, ...]:
+        """Ids of the prompt's blocks. More than the prompt has blocks contradict the block size; fewer are
+        remembered for `notes`."""
         column = self._layout.format.blocks
         if column is None or column not in cells:
             return ()
         value = cells[column]
-        try:
-            ids = json.loads(value) if isinstance(value, str) else value
-        except (ValueError, RecursionError):
-            ids = None
-        if not isinstance(ids, list) or any(type(item) is not int or not 0 <= item < 2**63 for item in ids):
-            self._refuse(line, column, value, "a list of block ids, whole numbers from 0 on")
+        ids = value
+        if isinstance(value, str):
+            try:
+                ids = json.loads(value)
+            except (ValueError, RecursionError):
+                ids = None
+        if not isinstance(ids, list) or any(
+            type(item) is not int or not 0 <= item <= LARGEST_ID for item in ids
+        ):
+            self._refuse(line, column, value, "a list of block ids, whole numbers from 0 to 2**64 - 1")
+        size = self._block_tokens
+        if prompt_tokens and len(ids) > -(-prompt_tokens // size):
+            self._refuse(
+                line,
+                column,
+                value,
+                f"at most {-(-prompt_tokens // size)} ids for {prompt_tokens} tokens in blocks of {size}; "
+                "workload.block_tokens says another size",
+            )
+        if ids and len(ids) < prompt_tokens // size and self._sparse is None:
+            self._sparse = line, len(ids), prompt_tokens
         return tuple(ids)
 
     def _exit_loops(self, line: int, cells: Mapping[str, Any]) -> tuple[int, ...]:
@@ -238,15 +277,30 @@ class RowReader:
         return tuple(item for item in loops if item is not None)
 
     def _refuse(self, line: int, column: str, value: object, expected: str) -> NoReturn:
-        found = "missing" if _is_blank(value) else _shown(value)
+        found = "missing" if _is_blank(value) else shown(str(value) if isinstance(value, Decimal) else value)
         raise InputError(f"{self._path}: line {line}: {column}: {found}, expected {expected}")
 
+    def notes(self) -> Iterator[str]:
+        """Sentences on what the file's numbers were taken for, where they leave a doubt."""
+        if self._is_guessed:
+            yield f"{self._layout.arrival} was read as {UNIT_NAMES[self.unit or 's']}"
+        if self._fraction is not None:
+            yield (
+                f"line {self._fraction}: {self._layout.arrival} has a fraction and was read as milliseconds; "
+                "workload.timestamp_unit: s reads seconds"
+            )
+        if self._sparse is not None:
+            line, num_ids, prompt_tokens = self._sparse
+            yield (
+                f"line {line}: {num_ids} ids for {prompt_tokens} tokens leave the end of the prompt without "
+                f"one, in blocks of {self._block_tokens} tokens; workload.block_tokens says another size"
+            )
+
     @property
-    def unit_note(self) -> str | None:
-        """A sentence when the size of the numbers decided for another unit than the format's own, or None."""
-        return (
-            f"{self._layout.arrival} was read as {UNIT_NAMES[self.unit or 's']}" if self._is_guessed else None
-        )
+    def assumed_unit(self) -> str | None:
+        """What the numbers of the arrival column were taken for where nobody said it."""
+        is_said = self._layout.fixed_unit or self._wanted_unit != "auto"
+        return None if self._is_iso or is_said or self.unit is None else UNIT_NAMES[self.unit]
 
 
 def _is_blank(value: object) -> bool:
@@ -268,8 +322,3 @@ def _whole(value: object) -> int | None:
             return None
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _shown(value: object) -> str:
-    text = ascii(str(value) if isinstance(value, Decimal) else value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -18,7 +18,7 @@ from policies.core.errors import InputError
 from workloads.columns import Columns
 from workloads.histograms import Histograms, read_dataset
 from workloads.rng import stream
-from workloads.spec import TraceSpec
+from workloads.spec import MAX_REQUESTS, TraceSpec
 from workloads.synthetic import draw_values, to_ns
 
 FAMILIES = ("Gamma", "Weibull")
@@ -70,6 +70,9 @@ def draw_servegen(
         if item.start_s + item.width_s > start_s and item.start_s < end_s
     ]
     total = sum(item.num_requests for _, item in chosen)
+    fullest = max((item.num_requests for _, item in chosen), default=0)
+    if fullest > MAX_REQUESTS:
+        raise InputError(f"{path}: a window of {fullest} requests, expected at most {MAX_REQUESTS}")
     if spec.limit is None and total > MAX_UNLIMITED_REQUESTS:
         raise InputError(
             f"{path}: {total} requests, expected workload.limit or workload.duration_s to keep it below "

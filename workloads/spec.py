@@ -4,7 +4,6 @@ Knows the keys and their ranges, and turns every mistake into one sentence. Open
 number.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -20,12 +19,18 @@ from pydantic import (
 )
 
 from policies.core.errors import InputError
+from policies.process.documents import LARGEST_INT
+from policies.process.sentences import expectation, nearest, shown
 
 Spec = TypeVar("Spec")
 MAX_TOKENS = 2**31 - 1
 """The largest token count that is read as one; anything above is a damaged file or a typing mistake."""
 
-Count = Annotated[int, Field(strict=True, ge=1)]
+MAX_REQUESTS = 5_000_000
+"""Requests of a workload: each is an object of the engine, and more are not held at a time."""
+
+Count = Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
+Requests = Annotated[int, Field(strict=True, ge=1, le=MAX_REQUESTS)]
 Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -62,7 +67,7 @@ class Gamma(_Checked):
 
     process: Literal["gamma"] = "gamma"
     rate: Positive
-    cv: Positive
+    cv: Annotated[float, Field(strict=True, ge=1e-9, le=1e9)]
     concurrency: Count | None = None
 
 
@@ -196,18 +201,19 @@ class TraceSpec(_Checked):
     is what the client asks for: true outputs above it are cut to it; null asks for exactly the true output.
     `max_context` drops nothing here: the engine refuses requests above it, so that counts add up.
     `patience_ms` is how many milliseconds after its arrival a client hangs up, drawn like lengths, not
-    scaled; it replaces a recorded `cancel_ns`. `dataset`, `start_s` and `duration_s` belong to ServeGen
-    files.
+    scaled; it replaces a recorded `cancel_ns`. `timestamp_unit` and `block_tokens` (prompt tokens of one
+    hash id) replace the format's own. `dataset`, `start_s` and `duration_s` belong to ServeGen files.
     """
 
     kind: Literal["trace"] = "trace"
     path: Text
     format: Literal["auto", "azure", "mooncake", "burstgpt", "vidur", "servegen", "plain"] = "auto"
-    limit: Count | None = None
-    repeat: Count = 1
-    jitter_s: NotNegative = 0.0
+    limit: Annotated[int, Field(strict=True, ge=1, le=LARGEST_INT)] | None = None
+    repeat: Requests = 1
+    jitter_s: Annotated[float, Field(strict=True, ge=0, le=1e9)] = 0.0
     time_scale: Positive = 1.0
-    timestamp_unit: Literal["auto", "s", "ms"] = "auto"
+    timestamp_unit: Literal["auto", "s", "ms", "us", "ns"] = "auto"
+    block_tokens: Tokens | None = None
     arrival: Arrival | None = None
     concurrency: Count | None = None
     max_tokens: Tokens | None = None
@@ -216,6 +222,15 @@ class TraceSpec(_Checked):
     dataset: Text | None = None
     start_s: NotNegative | None = None
     duration_s: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_concurrency(self) -> "TraceSpec":
+        inner = None if self.arrival is None else self.arrival.concurrency
+        if None is not self.concurrency != inner is not None:
+            raise ValueError(
+                f"expected concurrency or arrival.concurrency, found {self.concurrency} and {inner}"
+            )
+        return self
 
 
 class SyntheticSpec(_Checked):
@@ -227,7 +242,7 @@ class SyntheticSpec(_Checked):
     """
 
     kind: Literal["synthetic"] = "synthetic"
-    num_requests: Count
+    num_requests: Requests
     arrival: Arrival = Burst()
     prompt_tokens: Lengths
     output_tokens: Lengths
@@ -246,7 +261,7 @@ class PresetSpec(_Checked):
 
     kind: Literal["preset"] = "preset"
     name: Text
-    num_requests: Count | None = None
+    num_requests: Requests | None = None
     arrival: Arrival | None = None
     prompt_tokens: Lengths | None = None
     output_tokens: Lengths | None = None
@@ -271,6 +286,11 @@ _BY_TAG: dict[str, type[BaseModel]] = {
     "choice": Choice, "shared_prefix": SharedPrefix,
 }  # fmt: skip
 _TAGS = {*_BY_TAG, "integer", "list"} - {"shared_prefix"}
+_EXAMPLES = {
+    "trace": "{kind: trace, path: t.csv}",
+    "synthetic": "{kind: synthetic, num_requests: 100, prompt_tokens: 512, output_tokens: 64}",
+    "preset": "{kind: preset, name: chat}",
+}
 
 
 def parse_workload(raw: object, where: str, section: str = "workload") -> WorkloadSpec:
@@ -292,43 +312,32 @@ def _validated(adapter: TypeAdapter[Spec], raw: object, where: str, section: str
     try:
         return adapter.validate_python(raw)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-    tags = ["synthetic", *(part for part in problem["loc"] if part in _BY_TAG)]
-    key = ".".join([section, *(str(part) for part in problem["loc"] if part not in _TAGS)])
+        problems = error.errors(include_url=False)
+    problem = next((item for item in problems if item["type"] == "extra_forbidden"), problems[0])
+    *outer, last = problem["loc"] or ("",)
+    key = ".".join([section, *(str(part) for part in outer if part not in _TAGS), shown(last).strip("'")])
     if problem["type"] == "extra_forbidden":
-        known = list(_BY_TAG[str(tags[-1])].model_fields)
-        raise InputError(
-            f"{where}: unknown key {key!r}, expected one of "
-            f"{', '.join(known)}{_hint(str(problem['loc'][-1]), known)}"
-        )
+        raise InputError(f"{where}: {_unknown_key(key, str(last), [str(part) for part in outer])}")
     if problem["type"] == "missing":
         raise InputError(f"{where}: {key}: missing, expected a value")
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid") or not isinstance(raw, Mapping):
         found = raw.get("kind") if isinstance(raw, Mapping) else raw
-        raise InputError(f"{where}: {section}.kind: {found!r}, expected trace, synthetic or preset")
-    raise InputError(f"{where}: {key}: {_short(problem['input'])}, {_expected(problem['msg'])}")
+        raise InputError(f"{where}: {section}.kind: {shown(found)}, expected trace, synthetic or preset")
+    if last in _TAGS or last == "":
+        key = key.rpartition(".")[0]
+    raise InputError(f"{where}: {key}: {shown(problem['input'])}, {expectation(problem['msg'])}")
 
 
-def _expected(message: str) -> str:
-    """Pydantic's sentence in our words: "Input should be greater than 0" is "expected a number greater than
-    0"."""
-    for start, ours in (
-        ("Value error, ", ""),
-        ("Input should be greater", "expected a number greater"),
-        ("Input should be less", "expected a number less"),
-        ("Input should be", "expected"),
-        ("Tuple should have at least 1 item", "expected a list of at least 1 item"),
-    ):
-        if message.startswith(start):
-            return ours + message[len(start) :].removesuffix(" after validation, not 0")
-    return message
-
-
-def _hint(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _unknown_key(key: str, name: str, outer: list[str]) -> str:
+    """The sentence for a key that its mapping does not have; `outer` leads there."""
+    known = list(
+        _BY_TAG[next((part for part in reversed(outer) if part in _BY_TAG), "synthetic")].model_fields
+    )
+    others = [kind for kind in _EXAMPLES if name in _BY_TAG[kind].model_fields]
+    if outer and outer[-1] in _EXAMPLES and others:
+        return (
+            f"unknown key {key!r} of kind {outer[-1]}, it belongs to {' and '.join(others)}; another kind "
+            f"needs the whole section, like --set 'workload={_EXAMPLES[outer[-1]]}'; expected one of "
+            f"{', '.join(known)}"
+        )
+    return f"unknown key {key!r}{nearest(name, known)}"

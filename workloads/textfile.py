@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from policies.core.errors import InputError
+from policies.process.documents import open_regular
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _PEEK_BYTES = 65536
+MAX_LINE = 4_000_000
+MAX_LINES = 10_000_000
 
 
 @contextmanager
@@ -24,15 +27,7 @@ def open_text(path: Path) -> Iterator[TextIO]:
     breaks off while it is read. Stray bytes that are not UTF-8 become surrogates, so that a damaged cell is
     reported where it stands.
     """
-    try:
-        raw = path.open("rb")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file, expected a trace") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder, expected a trace file") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from None
-    with raw:
+    with open_regular(path, "a trace") as raw:
         try:
             buffered = cast(BinaryIO, gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == _GZIP_MAGIC else raw)
             _check_text(path, cast(io.BufferedReader, buffered).peek(_PEEK_BYTES))
@@ -41,6 +36,20 @@ def open_text(path: Path) -> Iterator[TextIO]:
             raise InputError(f"{path}: damaged gzip data ({error})") from None
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error})") from None
+
+
+def bounded_lines(path: Path, text: TextIO) -> Iterator[str]:
+    """The lines of `text`. Raises `InputError` where a line or their number passes every trace: a small gzip
+    may unpack to terabytes."""
+    for _ in range(MAX_LINES):
+        line = text.readline(MAX_LINE + 1)
+        if len(line) > MAX_LINE:
+            raise InputError(f"{path}: has a line of more than {MAX_LINE:,} characters, expected a trace")
+        if not line:
+            return
+        yield line
+    if text.readline(1):
+        raise InputError(f"{path}: has more than {MAX_LINES:,} lines, expected a shorter trace")
 
 
 def _check_text(path: Path, head: bytes) -> None:

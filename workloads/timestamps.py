@@ -11,6 +11,8 @@ from decimal import Decimal, InvalidOperation
 
 NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 MAX_NS = 2**63 - 1
+MAX_SPAN_NS = 2**62
+"""Of a workload, 146 years: what happens after its last arrival has 64 bits, too."""
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 _ISO = re.compile(
@@ -53,7 +55,10 @@ def iso_ns(text: str) -> int:
     if sign is not None:
         offset = int(offset_hours) * 3600 + int(offset_minutes or 0) * 60
         total += offset if sign == "-" else -offset
-    return total * 10**9 + int((fraction or "")[:9].ljust(9, "0"))
+    total_ns = total * 10**9 + int((fraction or "")[:9].ljust(9, "0"))
+    if abs(total_ns) > MAX_NS:
+        raise TimestampError("expected a date from 1678 to 2261")
+    return total_ns
 
 
 def number_ns(text: str, unit: str) -> int:

@@ -1,7 +1,8 @@
 """Recorded traces of every format, as columns: what a row means, which rows count, and what must be told to
 the user."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from workloads.columns import Columns, IntLists
 from workloads.formats import Layout, normalise, recognise
 from workloads.rows import Records, Row, RowReader
 from workloads.servegen import dataset_beside, draw_servegen, looks_like_servegen
-from workloads.spec import TraceSpec
+from workloads.spec import MAX_REQUESTS, TraceSpec
 from workloads.synthetic import arrival_times
-from workloads.textfile import open_text
+from workloads.textfile import bounded_lines, open_text
 
 
 def read_trace(spec: TraceSpec, seed: int, base_dir: Path) -> Columns:
@@ -23,13 +24,17 @@ def read_trace(spec: TraceSpec, seed: int, base_dir: Path) -> Columns:
     and left out. Nothing after the row that fills the limit is read. Raises `InputError` for anything that
     cannot be used.
     """
-    path = base_dir / Path(spec.path).expanduser()
+    path = base_dir / os.path.expanduser(spec.path)
     with open_text(path) as text:
-        records = Records(path, text)
+        records = Records(path, bounded_lines(path, text))
         is_headless = not records.is_json and looks_like_servegen(records.columns)
         if spec.format == "servegen" or (spec.format == "auto" and is_headless):
             return _read_servegen(spec, path, base_dir, records, seed)
-        _refuse_servegen_keys(spec)
+        _refuse_keys(
+            spec,
+            ("dataset", "start_s", "duration_s"),
+            f"it belongs to ServeGen traces, and {spec.path} is not one",
+        )
         layout = recognise(records.columns, spec.format, f"{path}: line {records.header_line}")
         if layout.arrival is None and spec.arrival is None:
             columns = "|".join(layout.format.arrival)
@@ -49,33 +54,40 @@ def _read_servegen(spec: TraceSpec, path: Path, base_dir: Path, records: Records
         raise InputError(
             f"workload.arrival: cannot replace the arrivals of a ServeGen trace ({path}), expected none"
         )
-    dataset = dataset_beside(path) if spec.dataset is None else base_dir / Path(spec.dataset).expanduser()
+    _refuse_keys(spec, ("timestamp_unit", "block_tokens"), "a ServeGen trace has neither units nor blocks")
+    dataset = dataset_beside(path) if spec.dataset is None else base_dir / os.path.expanduser(spec.dataset)
     return draw_servegen(spec, path, dataset, records.cells(), seed)
 
 
-def _refuse_servegen_keys(spec: TraceSpec) -> None:
-    for key in ("dataset", "start_s", "duration_s"):
+def _refuse_keys(spec: TraceSpec, keys: Iterable[str], reason: str) -> None:
+    for key in keys:
         value = getattr(spec, key)
-        if value is not None:
-            raise InputError(
-                f"workload.{key}: {value!r}, expected none: it belongs to ServeGen traces, and {spec.path} "
-                "is not one"
-            )
+        if value not in (None, "auto"):
+            raise InputError(f"workload.{key}: {value!r}, expected none: {reason}")
 
 
 def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, seed: int) -> Columns:
-    columns = Columns(path.name, block_tokens=layout.format.block_tokens)
+    names = [normalise(name) for name in records.columns]
+    if layout.arrival is None:
+        _refuse_keys(spec, ("timestamp_unit",), f"{path.name} has no arrival times")
+    if layout.format.blocks not in names:
+        _refuse_keys(spec, ("block_tokens",), f"{path.name} has no column of block ids")
+    columns = Columns(path.name, block_tokens=spec.block_tokens or layout.format.block_tokens)
     if layout.format.blocks:
         columns.prefix_blocks = IntLists()
-    if layout.format.exit_loops in [normalise(name) for name in records.columns]:
+    if layout.format.exit_loops in names:
         columns.exit_loops = IntLists()
-    reader = RowReader(path, layout, spec.timestamp_unit)
+    reader = RowReader(path, layout, spec.timestamp_unit, spec.block_tokens)
     usable = _usable_rows(reader, records, columns)
     for row in islice(usable, spec.limit):
         if row.arrival_ns is not None:
             columns.arrival_ns.append(row.arrival_ns)
         if row.patience_ns is not None:
             columns.patience_ns[len(columns)] = row.patience_ns
+        if len(columns) == MAX_REQUESTS:
+            raise InputError(
+                f"{path}: more than {MAX_REQUESTS} requests, expected workload.limit to take fewer"
+            )
         columns.append(row.prompt_tokens, row.output_tokens, row.max_tokens, row.priority)
         if columns.prefix_blocks is not None:
             columns.prefix_blocks.append(row.blocks)
@@ -88,14 +100,28 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
                 "did not"
             )
         raise InputError(f"{path}: has column names and no rows, expected at least one request")
-    if reader.unit_note is not None:
-        columns.notes.append(reader.unit_note)
+    columns.notes.append(_account(spec, columns, reader.assumed_unit))
+    columns.notes.extend(reader.notes())
     if spec.arrival is not None:
         columns.arrival_ns = arrival_times(spec.arrival, len(columns), seed)
         columns.concurrency = spec.arrival.concurrency
         if layout.arrival is not None:
             columns.notes.append(f"recorded arrival times are replaced by a {spec.arrival.process} process")
     return columns
+
+
+def _account(spec: TraceSpec, columns: Columns, assumed_unit: str | None) -> str:
+    """What part of the file was taken, and what it is like as it was recorded."""
+    count = len(columns)
+    part = f"the first {count} requests" if count == spec.limit else f"all {count} requests"
+    prompts, outputs = sum(columns.prompt_tokens) / count, sum(columns.output_tokens) / count
+    words = f"{part} of {columns.name}: {prompts:,.0f} prompt and {outputs:,.0f} output tokens a request"
+    span_ns = max(columns.arrival_ns, default=0) - min(columns.arrival_ns, default=0)
+    if span_ns:
+        words += f", {1e9 * (count - 1) / span_ns:,.4g} requests/s over {span_ns / 1e9:,.4g} s"
+        if assumed_unit is not None:
+            words += f" (times read as {assumed_unit}; workload.timestamp_unit says otherwise)"
+    return words + ("; what follows was not read and may differ" if count == spec.limit else "")
 
 
 def _usable_rows(reader: RowReader, records: Records, columns: Columns) -> Iterator[Row]:

@@ -19,7 +19,7 @@ from workloads.repeat import repeat_columns
 from workloads.rng import stream
 from workloads.spec import MAX_TOKENS, PresetSpec, SyntheticSpec, TraceSpec, WorkloadSpec
 from workloads.synthetic import draw_lengths, generate
-from workloads.timestamps import MAX_NS
+from workloads.timestamps import MAX_SPAN_NS
 from workloads.trace import read_trace
 
 
@@ -162,9 +162,11 @@ def _rebased(columns: Columns, time_scale: float) -> "array[int]":
     """Arrival times from the first one on, times `time_scale`, in exact integer arithmetic, rounded down."""
     origin_ns = min(columns.arrival_ns)
     scale = Fraction(str(time_scale))
-    if (max(columns.arrival_ns) - origin_ns) * scale > MAX_NS:
+    span_ns = max(columns.arrival_ns) - origin_ns + max(columns.patience_ns.values(), default=0)
+    if span_ns * scale > MAX_SPAN_NS:
         raise InputError(
-            f"workload.time_scale: {time_scale}, expected a factor that keeps all arrivals within 292 years"
+            f"workload.time_scale: {time_scale}, expected a factor that keeps all arrivals and hang-ups "
+            f"within 146 years, found {span_ns} ns times that"
         )
     return array(
         "q", ((time_ns - origin_ns) * scale.numerator // scale.denominator for time_ns in columns.arrival_ns)

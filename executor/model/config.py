@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from policies.config.hf_config import shape_from_hf_config
 from policies.core.errors import InputError
-from policies.core.models.hf_config import shape_from_hf_config
 from policies.core.models.shape import SHIPPED_MODELS, ModelShape
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

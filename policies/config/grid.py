@@ -1,20 +1,17 @@
 """A grid of configurations from a sweep file: which cells there are, not how they are run."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.config.runconfig import (
-    RunConfig,
-    apply_overrides,
-    check_keys,
-    parse_config,
-    read_yaml,
-    set_key,
-    split_override,
-)
+from policies.config.overrides import apply_overrides, read_yaml, set_key, split_override
+from policies.config.runconfig import RunConfig, check_keys, parse_config
 from policies.core.errors import InputError
+from policies.process.sentences import shown
+
+MAX_CELLS = 10_000
 
 
 def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str, Any], RunConfig]]:
@@ -32,7 +29,9 @@ def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str,
     grid = dict(grid)
     for axis in grid:
         if not isinstance(axis, str):
-            raise InputError(f"{path}: grid: {axis!r} is not a config key like scheduler.prefill_chunk_size")
+            raise InputError(
+                f"{path}: grid: {shown(axis)} is not a config key like scheduler.prefill_chunk_size"
+            )
     for key, value, override in [(*split_override(item), item) for item in overrides]:
         related = [
             axis for axis in grid if axis == key or axis.startswith(f"{key}.") or key.startswith(f"{axis}.")
@@ -45,13 +44,15 @@ def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str,
             raise InputError(f"--set {override}: {related[0]} is an axis of {path}; set {related[0]} itself")
     for axis, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise InputError(f"{path}: grid.{axis}: {values!r}, expected a list of values")
+            raise InputError(f"{path}: grid.{axis}: {shown(values)}, expected a list of values")
+    if math.prod(len(values) for values in grid.values()) > MAX_CELLS:
+        raise InputError(f"{path}: grid: more than {MAX_CELLS:,} combinations, expected fewer")
     cells = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         cell = apply_overrides(base, ())
         for key, value in point.items():
             set_key(cell, key, value)
-        spelled = ", ".join(f"{key}={value}" for key, value in point.items())
+        spelled = ", ".join(f"{key}={shown(value)}" for key, value in point.items())
         cells.append((point, parse_config(cell, path.parent, f"{path} at {spelled}")))
     return cells

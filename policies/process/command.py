@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
+from policies.process.sentences import one_line
 
 
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose complaints are one line, without the usage text before it."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, one_line(f"{self.prog}: {message}; see {self.prog} --help") + "\n")
 
 
 def exit_status(program: str, action: Callable[[], int]) -> int:
@@ -22,7 +23,13 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
     try:
         return action()
     except InputError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(one_line(f"{program}: {error}"), file=sys.stderr)
+        return 2
+    except (RecursionError, MemoryError, OverflowError) as error:
+        if sys.flags.dev_mode:
+            raise
+        kind = type(error).__name__
+        print(one_line(f"{program}: the input asks for too much ({kind}: {error})"), file=sys.stderr)
         return 2
     except (InvariantError, SelectionError) as error:
         print(f"{program}: {type(error).__name__}: {error}", file=sys.stderr)

@@ -6,8 +6,13 @@ Owns no weights and knows no device. Constants are those published with the chec
 """
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from policies.core.bounds import Within
 
 BF16_BYTES = 2
+MAX_LOOPS = 1024
+Size = Annotated[int, Within(1, 1 << 24)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +24,20 @@ class ModelShape:
     """
 
     name: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    num_loops: int
-    max_context_tokens: int
-    rope_theta: float = 1e6
-    rms_norm_eps: float = 1e-6
-    bos_token_id: int = 0
-    eos_token_id: int = 0
-    dtype_bytes: int = BF16_BYTES
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_layers: Annotated[int, Within(1, 10_000)]
+    num_heads: Size
+    num_kv_heads: Size
+    head_dim: Size
+    num_loops: Annotated[int, Within(1, MAX_LOOPS)]
+    max_context_tokens: Annotated[int, Within(1, 1 << 30)]
+    rope_theta: Annotated[float, Within(gt=0, le=1e12)] = 1e6
+    rms_norm_eps: Annotated[float, Within(gt=0, lt=1)] = 1e-6
+    bos_token_id: Annotated[int, Within(0)] = 0
+    eos_token_id: Annotated[int, Within(0)] = 0
+    dtype_bytes: Annotated[int, Within(2, 4)] = BF16_BYTES
     atomic_prefill_only: bool = False
 
     @property
@@ -143,3 +148,10 @@ HUGINN_LIKE = ModelShape(
 left out."""
 
 SHIPPED_MODELS = {shape.name: shape for shape in (OURO_1_4B, OURO_2_6B, OURO_TINY, HUGINN_LIKE)}
+
+HUB_MODELS = {
+    f"ByteDance/Ouro-{size}{variant}": shape
+    for size, shape in (("1.4B", OURO_1_4B), ("2.6B", OURO_2_6B))
+    for variant in ("", "-Thinking")
+}
+"""Ids of published checkpoints whose shape is known without them."""

@@ -6,9 +6,11 @@ the backend's to say, one batch at a time (`Completion.exits`); nothing here kno
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from policies.core.bounds import Within
 from policies.core.errors import InputError
+from policies.core.models.shape import MAX_LOOPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,10 @@ class ExitSettings:
     """
 
     mode: Literal["fixed", "gate", "trace"] = "fixed"
-    min_loops: int = 1
-    max_loops: int | None = None
-    threshold: float = 1.0
-    loop_weights: tuple[float, ...] | None = None
+    min_loops: Annotated[int, Within(1, MAX_LOOPS)] = 1
+    max_loops: Annotated[int, Within(1, MAX_LOOPS)] | None = None
+    threshold: Annotated[float, Within(gt=0, le=1)] = 1.0
+    loop_weights: tuple[Annotated[float, Within(0, 1e100)], ...] | None = None
 
     def rule(self, num_loops: int) -> ExitRule:
         """The rule for a model of `num_loops` loops. Raises `InputError` when the limits do not fit it."""
@@ -64,7 +66,5 @@ class ExitSettings:
                 f"exit: min_loops {self.min_loops} and max_loops {max_loops}, expected 1 <= min_loops <= "
                 f"max_loops <= {num_loops}"
             )
-        if not 0 < self.threshold <= 1:
-            raise InputError(f"exit.threshold: {self.threshold}, expected above 0 and at most 1")
         never_leaves = self.mode == "gate" and self.threshold == 1
         return ExitRule(self.min_loops, max_loops, self.min_loops < max_loops and not never_leaves)

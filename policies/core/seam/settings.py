@@ -2,7 +2,14 @@
 `policies.config.runconfig`'s; these carry its result."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from policies.core.bounds import LARGEST, Within
+
+MAX_INFLIGHT = 8
+"""Two decode steps of PRELUDE, RECURRENT and CODA and some; beyond it a deeper queue only makes decisions
+older."""
+Amount = Annotated[int, Within(1, LARGEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +24,16 @@ class SchedulerSettings:
     one another at the LM head, but no longer than for as many batches as the model has loops.
     """
 
-    max_num_seqs: int = 8
-    max_num_batched_tokens: int = 1024
-    prefill_chunk_size: int | None = 16
+    max_num_seqs: Amount = 8
+    max_num_batched_tokens: Amount = 1024
+    prefill_chunk_size: Amount | None = 16
     decode: Literal["refill", "no_refill"] = "refill"
-    inflight: int = 2
+    inflight: Annotated[int, Within(1, MAX_INFLIGHT)] = 2
     admission: Literal["fcfs", "priority"] = "fcfs"
-    admission_scan_limit: int = 16
-    max_admission_bypasses: int = 8
-    max_prefill_batches_before_decode: int = 1
-    min_coda_batch_size: int = 1
+    admission_scan_limit: Amount = 16
+    max_admission_bypasses: Annotated[int, Within(0, LARGEST)] = 8
+    max_prefill_batches_before_decode: Amount = 1
+    min_coda_batch_size: Amount = 1
 
     @property
     def chunk_tokens(self) -> int:
@@ -46,14 +53,14 @@ class CacheSettings:
     memory, `swap_blocks` blocks at most (None: no limit).
     """
 
-    block_size: int = 16
-    num_blocks: int | None = None
+    block_size: Amount = 16
+    num_blocks: Amount | None = None
     layout: Literal["last_exited", "shared"] = "last_exited"
     prefix_caching: bool = False
     allocation: Literal["full", "incremental"] = "full"
     preemption: Literal["off", "recompute", "swap"] = "off"
-    watermark: float = 0.01
-    swap_blocks: int | None = None
+    watermark: Annotated[float, Within(0, lt=1)] = 0.01
+    swap_blocks: Annotated[int, Within(0, LARGEST)] | None = None
 
     def planes(self, num_loops: int) -> int:
         """Depth planes of the K/V of a model with `num_loops` loops: one each, or one for all under
