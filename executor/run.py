@@ -23,6 +23,7 @@ from executor.runner import Runner
 from executor.session import PlannedRun, Session, tokens_sha256
 from executor.source import inputs_sha256
 from executor.timeline import make_timeline
+from policies.config.ignored import ignored_keys
 from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RequestRecord, RunLog
@@ -138,7 +139,12 @@ def execute(
             plots=plots,
             trace=plots,
             skipped_rows=workload.skipped_rows,
-            notes=(*session.notes, *session.programs.notes(), *workload.notes),
+            notes=(
+                *session.notes,
+                *ignored_keys(config, "executor", any(request.content_ids for request in workload.requests)),
+                *session.programs.notes(),
+                *workload.notes,
+            ),
             extra={
                 **inputs,
                 "output_token_sha256": tokens_sha256(tokens),

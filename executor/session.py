@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,12 +89,15 @@ class Session:
         first = configs[0]
         self.notes = list(prepare_environment())
         source = resolve_model(local_or_name(first))
+        configs = [config.with_shape(source.shape) for config in configs]
         self.seed = first.seed
         self.device = resolve_device(device)
         self.sensors = Sensors(self.device)
         self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.shape = dataclasses.replace(source.shape, dtype_bytes=self.dtype.itemsize)
         self.checkpoint = source.checkpoint
+        if source.checkpoint is None and first.model not in SHIPPED_MODELS:
+            self.notes.append(f"random weights: {Path(first.model).name} holds none")
         self.uses_graphs = use_graphs and self.device.type == "cuda"
         runs = plan_runs(configs, self.shape)
         max_positions = max(_max_positions(run.workload, run.shape(self.shape)) for run in runs)

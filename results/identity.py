@@ -96,13 +96,14 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 
 def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` without what two sides of a comparison may differ in: the device, and the folders of the
-    workload's files."""
+    """`config` without what two sides of a comparison may differ in: the device, a model's written shape,
+    and the folders of the workload's files."""
     workload = dict(config["workload"])
     for key in ("path", "dataset"):
         if isinstance(workload.get(key), str):
             workload[key] = PurePosixPath(workload[key]).name
-    return {**{key: value for key, value in config.items() if key != "device"}, "workload": workload}
+    rest = {key: value for key, value in config.items() if key not in ("device", "model_shape")}
+    return {**rest, "workload": workload}
 
 
 def workload_name(workload: Mapping[str, Any]) -> str:

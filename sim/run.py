@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from policies.config.ignored import ignored_keys
 from policies.config.provenance import result_sha256
 from policies.config.runconfig import RunConfig, model_shape
 from policies.core.engine.arrivals import Arrivals
@@ -61,7 +62,9 @@ class Simulation:
         if config.cache.num_blocks is None:
             config = config.with_blocks(default_blocks(config, model, latency))
         exits = exit_oracle(config.exit, model.num_loops, workload, config.seed)
-        return cls(config, model, latency, workload, exits, (latency.provenance, *workload.notes))
+        has_prefixes = any(request.content_ids for request in workload.requests)
+        notes = (latency.provenance, *ignored_keys(config, "sim", has_prefixes), *workload.notes)
+        return cls(config, model, latency, workload, exits, notes)
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler. Raises `InputError` when the KV pool is too small for any request."""

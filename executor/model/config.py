@@ -1,6 +1,8 @@
 """From the `model:` value of a run to a shape and, when there is one, the folder of its checkpoint. Reads no
 tensor."""
 
+import dataclasses
+import os
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,9 +11,11 @@ from pathlib import Path
 from policies.config.hf_config import shape_from_hf_config
 from policies.core.errors import InputError
 from policies.core.models.shape import SHIPPED_MODELS, ModelShape
+from policies.process.sentences import shown
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = ["config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
+OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".onnx", ".pkl"}
 KERNEL_HEAD_DIMS = (16, 32, 64, 128)
 
 
@@ -27,30 +31,47 @@ class ModelSource:
 def resolve_model(spec: str) -> ModelSource:
     """What `spec` names: a shipped shape, a `config.json` (random weights), a checkpoint folder, or a hub id.
 
-    A folder without weights counts as its `config.json`. A hub id (`owner/name`) is resolved through
-    huggingface_hub when that is installed. Raises `InputError` naming what was given and what was expected.
+    A folder without weights of any kind counts as its `config.json`. A hub id (`owner/name`) is resolved
+    through huggingface_hub when that is installed. Raises `InputError` naming what was given and what was
+    expected.
     """
     if spec in SHIPPED_MODELS:
         if not spec.startswith("ouro"):
             raise InputError(f"model: {spec} is a shape for simulations, the executor runs Ouro")
         return ModelSource(SHIPPED_MODELS[spec], None)
     path = Path(spec)
-    if not path.exists():
+    if os.path.exists(path):
+        shape = shape_from_hf_config(path)
+    else:
         if not HUB_ID.fullmatch(spec) or spec.endswith(".json"):
             names = ", ".join(SHIPPED_MODELS)
             raise InputError(
-                f"model: expected one of {names}, a config.json or a checkpoint folder, found {spec!r}, "
+                f"model: expected one of {names}, a config.json or a checkpoint folder, found {shown(spec)}, "
                 "which is none"
             )
         path = _from_hub(spec)
-    shape = shape_from_hf_config(path)
+        shape = dataclasses.replace(shape_from_hf_config(path), name=Path(spec).name)
     if shape.head_dim not in KERNEL_HEAD_DIMS:
         raise InputError(
             f"{path}: head_dim is {shape.head_dim}, the executor supports "
             f"{', '.join(map(str, KERNEL_HEAD_DIMS))}"
         )
-    has_weights = path.is_dir() and any(path.glob("*.safetensors*"))
-    return ModelSource(shape, path if has_weights else None)
+    return ModelSource(shape, path if _has_weights(path) else None)
+
+
+def _has_weights(path: Path) -> bool:
+    """Whether `path` is a folder with weights that can be read. Raises `InputError` when it has others."""
+    if not path.is_dir():
+        return False
+    if any(path.glob("*.safetensors*")):
+        return True
+    others = sorted(item.name for item in path.iterdir() if item.suffix in OTHER_WEIGHTS)
+    if others:
+        raise InputError(
+            f"{path}: holds {shown(others[0])} and no *.safetensors, the one format of weights that is read; "
+            "convert it, or give the path of config.json itself for random weights"
+        )
+    return False
 
 
 def _from_hub(spec: str) -> Path:

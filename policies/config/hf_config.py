@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
 from policies.process.documents import read_json
-from policies.process.sentences import expectation, shown
+from policies.process.sentences import QUOTED, expectation, shown
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 SIZES = {
@@ -164,5 +164,10 @@ class _Reader:
         return notes
 
     def _wrong(self, key: str, expected: str) -> InputError:
-        state = "is missing" if key not in self.values else f"is {shown(self.values[key])}"
+        state = "is missing" if key not in self.values else f"is {_json(self.values[key])}"
         return InputError(f"{self.path}: {key} {state}, expected {expected}")
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= QUOTED else f"{text[:QUOTED]}..."

@@ -87,8 +87,8 @@ class RunConfig:
         return dataclasses.replace(self, cache=cache, resolved=resolved)
 
     def with_shape(self, shape: ModelShape) -> "RunConfig":
-        """The same with the model's shape written down, unless its name says it."""
-        if self.model in SHIPPED_MODELS:
+        """The same with the model's shape written down, unless its name says it or it is already."""
+        if self.model in SHIPPED_MODELS or self.model_shape is not None:
             return self
         resolved = {**self.resolved, "model_shape": dataclasses.asdict(shape)}
         return dataclasses.replace(self, model_shape=shape, resolved=resolved)
