@@ -1,6 +1,7 @@
 """`python -m results report | compare | plot | pack | unpack`: arguments in, files and exit status out."""
 
 import argparse
+import hashlib
 import math
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from policies.core.errors import InputError
 from policies.process.command import OneLineParser, exit_status
 from results.comparison.figures import Tolerances
 from results.find import find_runs
+from results.identity import slug
 from results.pack import SUFFIX, pack, unpack
 from results.plots import Window, plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
 from results.report import write_report
@@ -42,9 +44,8 @@ def build_parser() -> OneLineParser:
     report.add_argument(
         "--out",
         type=Path,
-        default=RUNS_ROOT / "report.html",
         metavar="FILE.html",
-        help="default: %(default)s",
+        help=f"default: {RUNS_ROOT}/report-NAME-HASH.html, named after the directories",
     )
 
     comparison = commands.add_parser(
@@ -73,7 +74,10 @@ def build_parser() -> OneLineParser:
             help=f"{text}, in %% (default: {default:g})",
         )
     comparison.add_argument(
-        "--out", type=Path, default=RUNS_ROOT / "compare", metavar="DIR", help="default: %(default)s"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"default: {RUNS_ROOT}/compare-NAMES-HASH, named after both sides",
     )
     comparison.add_argument("--no-plots", action="store_true", help="draw no pictures")
     comparison.set_defaults(action=_compare)
@@ -137,11 +141,12 @@ def build_parser() -> OneLineParser:
 
 def _report(options: argparse.Namespace) -> int:
     runs, unfinished = find_runs(options.directories)
+    out = options.out or RUNS_ROOT / f"report-{named_after(options.directories)}.html"
+    notes = write_report(runs, out, unfinished)
     print_table([run.summary for run in runs])
-    for path in unfinished:
-        print(f"left out, did not end: {path}", file=sys.stderr)
-    write_report(runs, options.out, unfinished)
-    print(f"report: {options.out}", file=sys.stderr)
+    for note in notes:
+        print(note, file=sys.stderr)
+    print(f"report: {out}", file=sys.stderr)
     return 0
 
 
@@ -157,12 +162,24 @@ def _compare(options: argparse.Namespace) -> int:
             raise InputError(f"--{name.replace('_', '-')}: {percent}, expected a percentage of at least 0")
     tolerances = Tolerances(**{name: percent / 100 for name, percent in percents.items()})
     comparison = compare(options.simulated, options.measured, tolerances)
+    out = options.out or RUNS_ROOT / f"compare-{named_after([options.simulated, options.measured])}"
+    comparison.write_json(out / "compare.json")
+    write_markdown(comparison, out / "compare.md")
     print_comparison(comparison)
-    comparison.write_json(options.out / "compare.json")
-    write_markdown(comparison, options.out / "compare.md")
-    files = [] if options.no_plots else write_pictures(comparison, options.out / PLOTS)
-    print(f"compare.json, compare.md and {len(files)} pictures in {options.out}", file=sys.stderr)
+    num_pictures, notes = (0, []) if options.no_plots else write_pictures(comparison, out / PLOTS)
+    for note in notes:
+        print(note, file=sys.stderr)
+    print(f"compare.json, compare.md and {num_pictures} pictures in {out}", file=sys.stderr)
     return 0 if comparison.holds else 1
+
+
+def named_after(paths: Sequence[str]) -> str:
+    """A name for what is made of `paths`: the first two's own names, and a hash of all of them, so that other
+    runs never take its place: `simulate-1f0c9a`."""
+    names = [slug(Path(path).resolve().name.removesuffix(SUFFIX))[:60] for path in paths]
+    more = [f"and-{len(names) - 2}"] if len(names) > 2 else []
+    digest = hashlib.sha256("\n".join(str(Path(path).resolve()) for path in paths).encode("utf-8", "replace"))
+    return "-".join([*names[:2], *more, digest.hexdigest()[:6]])
 
 
 def _plot(options: argparse.Namespace) -> int:
@@ -176,19 +193,16 @@ def _plot(options: argparse.Namespace) -> int:
     workloads = list(dict.fromkeys(run.workload for run in runs))
     if options.kind not in ("pareto", "time") and len(workloads) > 1:
         raise InputError(f"the runs have different workloads ({', '.join(workloads)}), expected one")
-    try:
-        if options.kind == "wavefront":
-            plot_wavefront(runs, options.out, window)
-        elif options.kind == "latency":
-            plot_latency_cdfs(runs, options.out)
-        elif options.kind == "rows":
-            plot_rows(runs, options.out)
-        elif options.kind == "time":
-            plot_account(runs, options.out)
-        else:
-            plot_pareto(runs, options.out)
-    except OSError as error:
-        raise InputError(f"{options.out}: cannot be written: {error.strerror}") from None
+    draw = {
+        "latency": plot_latency_cdfs,
+        "rows": plot_rows,
+        "time": plot_account,
+        "pareto": plot_pareto,
+    }.get(options.kind)
+    if draw is None:
+        plot_wavefront(runs, options.out, window)
+    else:
+        draw(runs, options.out)
     print(f"plot: {options.out}", file=sys.stderr)
     return 0
 

@@ -1,17 +1,19 @@
-"""The end of a run, the same for both worlds: requests, trace, pictures, and the summary last."""
+"""The end of a run, the same for both worlds: requests and summary, then what is made from them, trace and
+pictures."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import WriteError
 from policies.core.seam.policy import Policy
+from policies.process.interrupt import CtrlC
 from results.batchlog import read_batches
 from results.files import drafted
 from results.identity import RunIdentity
+from results.limits import Stories, count_waits, limits_of
 from results.metrics import Peaks, RunStatus, summarize
 from results.perfetto import MAX_BATCHES, write_trace
 from results.rundir import BATCHES, PLOTS, SUMMARY, TRACE, RunDirectory
@@ -39,11 +41,12 @@ def write_outputs(
     `config` is the resolved mapping that `directory` was created with. Call this once, after the engine's
     generator ended, or with `status="interrupted"` after a `KeyboardInterrupt`: a run that did not complete
     keeps its requests and batches and gets its summary at once, without trace and pictures. A sweep passes
-    `plots=False, trace=False` for its cells. `write_more` writes what one world leaves beside. Everything
-    else is on disk before the summary appears.
+    `plots=False, trace=False` for its cells. `write_more` writes what one world leaves beside.
 
-    Raises `WriteError` when the disk did not take everything, now or, as `broken`, during the run. Whatever
-    can be written is, the summary says `failed` and why, and no file is there by half.
+    Ctrl-C waits until the summary is there. Trace and pictures come after it and are extras: one that cannot
+    be made, whatever the reason, is a note in the summary, and the run is as complete as it was. Raises
+    `WriteError` when the disk did not take the rest, now or, as `broken`, during the run: whatever can be
+    written is, the summary says `failed` and why, and no file is there by half.
     """
     faults = [] if broken is None else [broken]
 
@@ -53,67 +56,82 @@ def write_outputs(
         except WriteError as error:
             faults.append(error)
 
-    attempt(directory.batches.close)
-    attempt(lambda: directory.requests.finish(log.records.values()))
-    attempt(write_more)
-    is_whole = status == "complete" and not faults
-    notes = list(notes)
-    if is_whole and trace:
-        attempt(lambda: notes.extend(_write_trace(directory, log, scheduler, identity, trace_max_batches)))
-    summary = summarize(
-        directory.requests.records(),
-        log.totals,
-        Peaks.of(scheduler),
-        replace(identity, policy_options=changed_options(scheduler.policy)),
-        status=status,
-        skipped_rows=skipped_rows,
-        notes=notes,
-        extra=extra,
-    )
-    if is_whole and plots and log.totals.num_batches:
-        attempt(lambda: _plot(directory, config, summary))
-    if not faults:
+    with CtrlC() as ctrl_c:
+        attempt(directory.batches.close)
+        attempt(lambda: directory.requests.finish(log.records.values()))
+        attempt(write_more)
+        stories = Stories()
+        summary = summarize(
+            stories.of(directory.requests.records()),
+            log.totals,
+            Peaks.of(scheduler),
+            replace(identity, policy_options=changed_options(scheduler.policy)),
+            status=status,
+            skipped_rows=skipped_rows,
+            notes=notes,
+            extra=extra,
+        )
+        waits = count_waits(directory.path / BATCHES, stories, scheduler.settings.max_num_seqs)
+        summary |= limits_of(summary, stories, waits)
+        if faults:
+            _write_failed(directory, summary, faults[0])
         directory.write_summary(summary)
-        return summary
+    if ctrl_c.is_pressed:
+        raise KeyboardInterrupt
+    found: list[str] = []
+    if status == "complete" and trace:
+        found += _write_trace(directory, log, scheduler, identity, trace_max_batches)
+    if status == "complete" and plots and log.totals.num_batches:
+        found += _plot(directory, config, summary)
+    if found:
+        summary["notes"] += found
+        directory.write_summary(summary)
+    return summary
+
+
+def _write_failed(directory: RunDirectory, summary: Mapping[str, Any], fault: WriteError) -> NoReturn:
     try:
-        directory.write_summary({"error": str(faults[0]), **summary, "status": "failed"})
+        directory.write_summary({"error": str(fault), **summary, "status": "failed"})
     except WriteError:
         raise WriteError(
-            f"{faults[0]}; {directory.path} has no {SUMMARY}, so nothing takes it for a run"
-        ) from faults[0]
-    raise WriteError(f"{faults[0]}; what could be written is in {directory.path}, marked failed") from faults[
-        0
-    ]
+            f"{fault}; {directory.path} has no {SUMMARY}, so nothing takes it for a run"
+        ) from fault
+    raise WriteError(f"{fault}; what could be written is in {directory.path}, marked failed") from fault
 
 
 def _write_trace(
     directory: RunDirectory, log: RunLog, scheduler: Scheduler, identity: RunIdentity, max_batches: int | None
 ) -> list[str]:
-    """Write the Perfetto trace; return a note when it was cut."""
-    with drafted(directory.path / TRACE) as draft:
-        cut = write_trace(
-            draft,
-            read_batches(directory.path / BATCHES),
-            directory.requests.records(),
-            num_loops=scheduler.num_loops,
-            chunk_tokens=scheduler.settings.chunk_tokens,
-            label=identity.directory_name,
-            max_batches=max_batches,
-        )
+    """Write the Perfetto trace; return a note when it was cut, or could not be written, whatever the
+    reason."""
+    try:
+        with drafted(directory.path / TRACE) as draft:
+            cut = write_trace(
+                draft,
+                read_batches(directory.path / BATCHES),
+                directory.requests.records(),
+                num_loops=scheduler.num_loops,
+                chunk_tokens=scheduler.settings.chunk_tokens,
+                label=identity.directory_name,
+                max_batches=max_batches,
+            )
+    except Exception as error:
+        reason = " ".join(str(error).replace(f"{directory.path}/", "").split()) or type(error).__name__
+        return [f"{TRACE} could not be written: {reason[:200]}"]
     return [] if cut is None else [f"{TRACE} holds the first {cut} of {log.totals.num_batches} batches"]
 
 
-def _plot(directory: RunDirectory, config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+def _plot(directory: RunDirectory, config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
+    """Draw the run's pictures; return a note for each that could not be drawn."""
     # Imported here so that a sweep's cells and a plain run start without matplotlib and pandas.
-    from results.load import Run
-    from results.plots import plot_run
-
-    folder = directory.path / PLOTS
     try:
-        plot_run(Run(directory.path, config, summary), folder)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise WriteError(f"{folder}: {error.strerror or error}") from error
+        from results.load import Run
+        from results.plots import draw_pictures, pictures_of_run
+    except Exception as error:  # a matplotlib that is not whole, or was told what it does not know
+        return [f"{PLOTS} could not be drawn: {' '.join(str(error).split())[:200]}"]
+
+    pictures = pictures_of_run(Run(directory.path, config, summary))
+    return draw_pictures(pictures, directory.path / PLOTS)[1]
 
 
 def changed_options(policy: Policy) -> dict[str, Any]:

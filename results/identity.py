@@ -107,12 +107,12 @@ def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def workload_name(workload: Mapping[str, Any]) -> str:
-    """A preset's name, a trace file's stem, else the workload's own `name` or `kind`."""
+    """A preset's name, a trace file's stem, else the workload's own `name` or `kind`; printable."""
     if workload.get("name"):
-        return str(workload["name"])
+        return printable(str(workload["name"]))
     if workload.get("path"):
-        return Path(str(workload["path"])).stem
-    return str(workload.get("preset") or workload.get("kind") or "workload")
+        return printable(Path(str(workload["path"])).stem)
+    return printable(str(workload.get("preset") or workload.get("kind") or "workload"))
 
 
 def short_name(name: str) -> str:
@@ -129,7 +129,7 @@ def policy_label(summary: Mapping[str, Any]) -> str:
     """The policy of a summary and what was set beside it: `wcpb`, or `wcpb mix_decode=false`."""
     options = summary.get("policy_options") or {}
     return " ".join(
-        [str(summary["policy"]), *(f"{key}={json.dumps(options[key])}" for key in sorted(options))]
+        [printable(str(summary["policy"])), *(f"{key}={json.dumps(options[key])}" for key in sorted(options))]
     )
 
 
@@ -137,6 +137,12 @@ def policy_order(label: str) -> tuple[int, str]:
     """Sort key that keeps the menu's order: atomic, split, mixed, wcpb, then others by name."""
     name = label.split(" ", 1)[0]
     return (POLICY_ORDER.index(name) if name in POLICY_ORDER else len(POLICY_ORDER), label)
+
+
+def printable(text: str) -> str:
+    """`text` on one line: what cannot be printed (a line end, an escape, half a letter of a file's name) is a
+    `?`."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def slug(text: str) -> str:

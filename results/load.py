@@ -13,7 +13,7 @@ from policies.core.engine.runlog import BATCH_COLUMNS
 from policies.core.errors import InputError
 from results.batchlog import LoggedBatch, read_batches
 from results.frames import BATCHES_PER_PIECE, batch_frames, requests_frame
-from results.identity import policy_label
+from results.identity import policy_label, printable
 from results.rundir import BATCHES, CONFIG, REQUESTS, SUMMARY, is_run_directory
 from results.summaryfile import read_summary
 
@@ -33,7 +33,7 @@ class Run:
 
     @property
     def workload(self) -> str:
-        return str(self.summary["workload"])
+        return printable(str(self.summary["workload"]))
 
     @property
     def chunk_tokens(self) -> int:

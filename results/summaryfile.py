@@ -79,6 +79,11 @@ class Summary(_Part):
     device_idle_host_s: Number = 0.0
     device_idle_launch_s: Number = 0.0
     padded_row_fraction: Number | None = None
+    queue_ms: Statistics | None = None
+    offered_request_rate: Number | None = None
+    waited_for_places_s: Seconds = 0.0
+    waited_for_kv_s: Seconds = 0.0
+    limited_by: Name | None = None
     versions: dict[str, Any] | None = None
 
 

@@ -2,17 +2,18 @@
 them."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from results.identity import slug, workload_name
-from results.load import Run, load_run
-from results.plots import plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
-from results.report import typical_runs
-from results.rundir import BATCHES, PLOTS
+from results.files import user_file
+from results.identity import workload_name
+from results.load import load_run
+from results.plots import draw_pictures, pictures_of_runs
+from results.rundir import PLOTS
 
 SWEEP = "sweep.csv"
 
@@ -21,13 +22,19 @@ def write_sweep(
     cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]], out: Path, *, plots: bool = True
 ) -> list[Path]:
     """Write `sweep.csv` and the plots of (axes, run directory, summary) cells below `out`; return the files,
-    the CSV first."""
-    out.mkdir(parents=True, exist_ok=True)
-    tidy(cells).to_csv(out / SWEEP, index=False)
+    the CSV first.
+
+    Plots are extras: one that cannot be drawn is a line on stderr.
+    """
+    with user_file(out / SWEEP) as draft:
+        tidy(cells).to_csv(draft, index=False)
     if not plots:
         return [out / SWEEP]
     runs = [load_run(path) for _, path, summary in cells if summary["status"] == "complete"]
-    return [out / SWEEP, *write_pictures(runs, out / PLOTS)]
+    files, notes = draw_pictures(pictures_of_runs(runs), out / PLOTS)
+    for note in notes:
+        print(note, file=sys.stderr)
+    return [out / SWEEP, *files]
 
 
 def workload_labels(cells: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
@@ -81,25 +88,3 @@ def tidy(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]]) -> 
         flat = {str(key): value for key, value in pd.json_normalize(dict(summary)).iloc[0].items()}
         rows.append({**named, **flat, "directory": str(path)})
     return pd.DataFrame(rows)
-
-
-def write_pictures(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """The Pareto picture of all runs; for every workload, where the time of its runs went, and latencies,
-    rows and the wavefront of a typical run of each policy."""
-    if not runs:
-        return []
-    files = [folder / "pareto.png"]
-    plot_pareto(runs, files[0])
-    for workload in dict.fromkeys(run.workload for run in runs):
-        mine = [run for run in runs if run.workload == workload]
-        files.append(folder / f"time-{slug(workload)}.png")
-        plot_account(mine, files[-1])
-        typical = typical_runs(mine)
-        files.append(folder / f"latency-{slug(workload)}.png")
-        plot_latency_cdfs(typical, files[-1])
-        logged = [run for run in typical if (run.path / BATCHES).is_file()]
-        if logged:
-            files += [folder / f"rows-{slug(workload)}.png", folder / f"wavefront-{slug(workload)}.png"]
-            plot_rows(logged, files[-2])
-            plot_wavefront(logged, files[-1])
-    return files

@@ -13,9 +13,16 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from results.identity import policy_label, policy_order
+from results.identity import policy_label, policy_order, printable
 
 Summary = Mapping[str, Any]
+MIN_LEAD = 0.01
+"""A figure that is nearer to another run's is no better than it."""
+LEGEND = (
+    "wait: from arrival until first scheduled, part of TTFT.",
+    "limited by: places (max_num_seqs) or kv, with the share of the time in which a request waited for it; "
+    "else device, host or arrivals.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +46,11 @@ def _key(name: str) -> Callable[[Summary], float | None]:
 
 
 COLUMNS = (
+    Column("offered", "/s", lambda summary: summary.get("offered_request_rate"), ",.3f"),
     Column("prompt", "tok/s", _key("prompt_token_throughput"), ",.1f", max),
     Column("output", "tok/s", _key("output_token_throughput"), ",.1f", max),
     Column("requests", "/s", _key("request_throughput"), ",.3f", max),
+    Column("wait p99", "ms", lambda summary: (summary.get("queue_ms") or {}).get("p99"), ",.1f"),
     Column("TTFT p50", "ms", _latency("ttft_ms", "p50"), ",.1f", min),
     Column("TTFT p99", "ms", _latency("ttft_ms", "p99"), ",.1f", min),
     Column("ITL p50", "ms", _latency("itl_ms", "p50"), ",.2f", min),
@@ -57,19 +66,22 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One run as text: names, then a cell per `COLUMNS` entry with whether it is its workload's best."""
+    """One run as text: names, then a cell per `COLUMNS` entry with whether it is its workload's best, then
+    what limited it."""
 
     workload: str
     policy: str
     chunk: str
     requests: str
     cells: tuple[tuple[str, bool], ...]
+    limit: str
 
 
 def table_lines(summaries: Sequence[Summary]) -> list[Line]:
     """Lines by workload (in the order given), then chunk, then policy in the menu's order.
 
-    A figure is best when no run of the same workload beats it in what is shown, and some run does worse. A
+    A figure is best when no run of the same workload beats it by more than `MIN_LEAD`, and some run does
+    worse by more than that. A
     run that did not complete says so beside its policy and competes for nothing; refused requests are in the
     `requests` field as `98 + 2 refused`.
     """
@@ -91,27 +103,32 @@ def table_lines(summaries: Sequence[Summary]) -> list[Line]:
         texts = [_format(column.value(item), column.form) for column in COLUMNS]
         can_win = item["status"] == "complete"
         cells = tuple(
-            (text, can_win and text == winner) for text, winner in zip(texts, best[_group(item)], strict=True)
+            (text, can_win and _is_as_good(column.value(item), winner))
+            for text, winner, column in zip(texts, best[_group(item)], COLUMNS, strict=True)
         )
-        name = item["workload"] + (
-            f" · {item['model']} on {item['device']} ({item.get('world')})" if several else ""
-        )
+        name = printable(item["workload"] + (f" · {_place(item)}" if several else ""))
         policy = policy_label(item) + ("" if can_win else f" ({item['status']})")
-        lines.append(Line(name, policy, str(item["prefill_chunk_size"]), _requests(item), cells))
+        lines.append(
+            Line(name, policy, str(item["prefill_chunk_size"]), _requests(item), cells, _limit(item))
+        )
     return lines
 
 
 def plain_table(title: str | None) -> Table:
     """An empty table in the one style that all tables of figures have."""
     return Table(
-        title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=None if title is None else Text(title),
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
 
 
 def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> Table:
     """A rich table of `summaries`. The best of each workload is bold green, and with `marks_best` also has a
     `*`."""
-    models = sorted({f"{item['model']} on {item['device']} ({item.get('world')})" for item in summaries})
+    models = sorted({printable(_place(item)) for item in summaries})
     title = models[0] if len(models) == 1 else None
     table = plain_table(title)
     for name, justify in (
@@ -123,6 +140,7 @@ def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> 
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for column in COLUMNS:
         table.add_column(f"{column.head}\n{column.unit}", justify="right", no_wrap=True)
+    table.add_column("limited\nby", no_wrap=True)
     previous = None
     for line in table_lines(summaries):
         if previous is not None and line.workload != previous:
@@ -131,9 +149,8 @@ def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> 
         cells = [
             Text(text + mark, style="bold green") if is_best else Text(text) for text, is_best in line.cells
         ]
-        table.add_row(
-            line.workload if line.workload != previous else "", line.policy, line.chunk, line.requests, *cells
-        )
+        names = (line.workload if line.workload != previous else "", line.policy, line.chunk, line.requests)
+        table.add_row(*map(Text, names), *cells, Text(line.limit))
         previous = line.workload
     return table
 
@@ -147,7 +164,8 @@ def print_table(summaries: Sequence[Summary], file: TextIO | None = None) -> Non
     is_terminal = Console(file=file).is_terminal
     print_whole(comparison_table(summaries, marks_best=not is_terminal), file)
     if not is_terminal:
-        file.write("* best of its workload\n")
+        file.write(f"* best of its workload, or within {MIN_LEAD:.0%} of it\n")
+    file.write("\n".join(LEGEND) + "\n")
 
 
 def print_whole(table: Table, file: TextIO) -> None:
@@ -164,23 +182,43 @@ def print_whole(table: Table, file: TextIO) -> None:
     file.write("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n")
 
 
+def _place(summary: Summary) -> str:
+    return f"{summary['model']} on {summary['device']} ({summary.get('world')})"
+
+
 def _group(summary: Summary) -> tuple[str, ...]:
     """What runs must share to compete: the workload, on the same model and device of the same world."""
     return tuple(str(summary.get(key)) for key in ("workload", "model", "device", "world"))
 
 
-def _best(summaries: Sequence[Summary]) -> list[str | None]:
-    """The winning text of every column among complete runs, None where nothing wins."""
-    found: list[str | None] = []
+def _limit(summary: Summary) -> str:
+    """`places 87%` or `kv 12%` of the time in which somebody waited for it; else what it was, without a
+    share."""
+    name, duration_s = summary.get("limited_by") or "-", summary["duration_s"]
+    waited_s = summary.get(f"waited_for_{name}_s")
+    return printable(name if waited_s is None or not duration_s else f"{name} {waited_s / duration_s:.0%}")
+
+
+def _best(summaries: Sequence[Summary]) -> list[float | None]:
+    """The winning value of every column among complete runs, None where nothing wins.
+
+    A column has a winner when some run is worse than it by more than `MIN_LEAD`.
+    """
+    found: list[float | None] = []
     for column in COLUMNS:
         values = [
             value
             for item in summaries
             if item["status"] == "complete" and (value := column.value(item)) is not None
         ]
-        texts = {_format(value, column.form) for value in values}
-        found.append(_format(column.best(values), column.form) if column.best and len(texts) > 1 else None)
+        best = column.best(values) if column.best and values else None
+        is_won = best is not None and not all(_is_as_good(value, best) for value in values)
+        found.append(best if is_won else None)
     return found
+
+
+def _is_as_good(value: float | None, best: float | None) -> bool:
+    return value is not None and best is not None and abs(value - best) <= MIN_LEAD * abs(best)
 
 
 def _format(value: float | None, form: str) -> str:

@@ -41,7 +41,6 @@ def names(path: Path) -> list[str]:
     ("full", "left"),
     [
         ("requests.csv", ["batches.csv", "config.yaml", "requests.csv", "summary.json"]),
-        ("trace.json.gz", ["batches.csv", "config.yaml", "plots", "requests.csv", "summary.json"]),
     ],
 )
 def test_a_file_that_finds_no_room_fails_the_run_and_leaves_no_half(
@@ -78,7 +77,7 @@ def test_requests_that_find_no_room_in_mid_run_end_it_and_those_that_did_are_who
     assert set(load_run(tmp_path / "run").requests()["status"]) == {"finished"}
 
 
-def test_pictures_that_find_no_room_are_all_taken_away(
+def test_a_trace_and_pictures_that_find_no_room_are_notes_of_a_complete_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def savefig(self: Figure, path: Path, **options: object) -> None:
@@ -86,19 +85,19 @@ def test_pictures_that_find_no_room_are_all_taken_away(
         raise FULL
 
     monkeypatch.setattr(Figure, "savefig", savefig)
-    with pytest.raises(
-        WriteError,
-        match=r"run/plots: No space left on device; what could be written is in .*, marked failed$",
-    ):
-        run(tmp_path / "run")
-    assert names(tmp_path / "run") == [
-        "batches.csv",
-        "config.yaml",
-        "requests.csv",
-        "summary.json",
-        "trace.json.gz",
+    full_for(monkeypatch, "trace.json.gz")
+    run(tmp_path / "run")
+    assert names(tmp_path / "run") == ["batches.csv", "config.yaml", "plots", "requests.csv", "summary.json"]
+    assert names(tmp_path / "run" / "plots") == []
+    summary = load_run(tmp_path / "run").summary
+    assert summary["status"] == "complete" and "error" not in summary
+    assert summary["notes"][-5:] == [
+        "trace.json.gz could not be written: trace.json.gz: No space left on device",
+        *(
+            f"{name}.png could not be drawn: {name}.png: cannot be written: No space left on device"
+            for name in ("latency", "rows", "wavefront", "time")
+        ),
     ]
-    assert load_run(tmp_path / "run").summary["status"] == "failed"
 
 
 def test_without_room_for_a_summary_nothing_takes_it_for_a_run(

@@ -54,7 +54,7 @@ def test_report_prints_a_table_and_writes_one_page_that_needs_nothing_else(
         max(map(len, printed.out.splitlines())) > 120 and "…" not in printed.out and "\x1b" not in printed.out
     )
     text = page.read_text()
-    assert text.count("data:image/png;base64,") == 1 + 2 * 3
+    assert text.count("data:image/png;base64,") == 1 + 2 * 4
     assert not re.search(r"(src|href)=['\"](?!data:)", text)
     assert "single &lt;&amp;&gt;" in text and "single <&>" not in text
     assert "the context holds" in text
@@ -71,11 +71,11 @@ def test_the_best_of_a_workload_is_marked_and_runs_come_in_menu_order(sweep: Pat
         ("atomic", "8"),
         ("wcpb", "8"),
     ]
-    throughput = {float(line.cells[0][0].replace(",", "")): line.cells[0][1] for line in lines}
+    throughput = {float(line.cells[1][0].replace(",", "")): line.cells[1][1] for line in lines}
     assert [value for value, is_best in throughput.items() if is_best] == [max(throughput)]
     (single,) = (line for line in table_lines(summaries) if line.workload != "toy")
     assert single.requests == "1 + 1 refused"
-    assert [text for text, _ in single.cells[5:8]] == ["-", "-", "-"]
+    assert [text for text, _ in single.cells[7:10]] == ["-", "-", "-"]
     assert not any(is_best for _, is_best in single.cells)
 
 

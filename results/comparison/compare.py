@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from policies.core.errors import InputError
 from results.comparison.batches import StageErrors, batch_times, stage_errors
 from results.comparison.figures import ENOUGH_REPEATS, Figure, Tolerances, by_label, figures_of
 from results.comparison.pairs import Pair, pair_runs
 from results.comparison.ranking import Order, orders
 from results.comparison.requests import Queue, RequestErrors, queue_of, request_errors
+from results.files import user_file
 from results.find import find_runs
 from results.identity import policy_order
 from results.load import Run
@@ -96,11 +96,8 @@ class Comparison:
 
     def write_json(self, path: Path) -> None:
         text = json.dumps(self.as_json(), indent=1, allow_nan=False)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+        with user_file(path) as draft:
+            draft.write_text(text + "\n", encoding="utf-8")
 
 
 def compare(predicted: str | Path, measured: str | Path, tolerances: Tolerances) -> Comparison:

@@ -1,15 +1,17 @@
 """A comparison as a Markdown page: the worst misses first, then every figure of every pair with its spread,
 batches and ranks."""
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from policies.core.errors import InputError
 from results.comparison.compare import Cell, Comparison
 from results.comparison.figures import LATENCY_NAMES, THROUGHPUT, by_label
 from results.comparison.ranking import agreement
 from results.comparison.requests import RequestErrors
 from results.comparison.show import decisions, error_text, stage_cells, verdict
+from results.files import user_file
+from results.identity import printable
 
 MOST_MISSES = 20
 FIGURES = (
@@ -23,7 +25,7 @@ def write_markdown(comparison: Comparison, path: Path) -> None:
     parts = [
         "# Simulated against measured",
         _sides(comparison),
-        verdict(comparison) + ".",
+        escaped(verdict(comparison)) + ".",
         *_misses(comparison),
         *_figures(comparison),
         *_batches(comparison),
@@ -33,13 +35,10 @@ def write_markdown(comparison: Comparison, path: Path) -> None:
     if comparison.notes:
         parts += [
             "## Not compared, or with less than should be",
-            "\n".join(f"- {note}" for note in comparison.notes),
+            "\n".join(f"- {escaped(note)}" for note in comparison.notes),
         ]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    with user_file(path) as draft:
+        draft.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _sides(comparison: Comparison) -> str:
@@ -52,8 +51,8 @@ def _sides(comparison: Comparison) -> str:
         )
         devices = ", ".join(side.get("device", ()))
         lines.append(
-            f"- {name}: {side['num_runs']} runs of {', '.join(side['model'])} on "
-            f"{devices}{f' ({versions})' if versions else ''}"
+            f"- {name}: {side['num_runs']} runs of {escaped(', '.join(side['model']))} on "
+            f"{escaped(devices)}{f' ({versions})' if versions else ''}"
         )
     return "\n".join(lines)
 
@@ -176,6 +175,13 @@ def _ranking(comparison: Comparison) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], num_names: int) -> str:
-    """A Markdown table; columns from `num_names` on are right-aligned."""
+    """A Markdown table; columns from `num_names` on are right-aligned, names may hold anything."""
     rules = ["---" if at < num_names else "---:" for at in range(len(head))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rules, *rows))
+    plain = [[*map(escaped, row[:num_names]), *row[num_names:]] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rules, *plain))
+
+
+def escaped(text: str) -> str:
+    r"""`text` as Markdown that shows just that: `a|b [x]` becomes `a\|b \[x\]`. An underscore inside a word
+    means nothing there."""
+    return re.sub(r"[\\`*\[\]<>|$#~&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\\g<0>", printable(text))

@@ -143,7 +143,14 @@ def _nothing_alike(predicted: Sequence[Run], measured: Sequence[Run], notes: Seq
     if not predicted or not measured:
         return f"nothing to compare: {notes[0] if notes else 'no run'}"
     difference = config_difference(predicted[0], measured[0])
-    return f"{predicted[0].path} and {measured[0].path}: {difference}, expected the same config"
+    sentence = f"{predicted[0].path} and {measured[0].path}: {difference}, expected the same config"
+    worlds = {run.summary["world"] for run in (*predicted, *measured)}
+    if len(worlds) == 1:
+        both = "simulated" if worlds == {"sim"} else "measured"
+        sentence += (
+            f"; both were {both}: `results report` sets such runs side by side, `results plot` draws them"
+        )
+    return sentence
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

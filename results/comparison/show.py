@@ -45,8 +45,8 @@ def figure_table(comparison: Comparison, marks: bool) -> Table:
             table.add_row()
         figures = by_label(cell.figures)
         table.add_row(
-            pair.workload if pair.workload != previous else "",
-            pair.predicted.policy,
+            Text(pair.workload if pair.workload != previous else ""),
+            Text(pair.predicted.policy),
             str(len(pair.measured)),
             *(_error_cell(figures.get(label), marks) for label in RANKED),
             decisions(cell),

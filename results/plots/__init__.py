@@ -1,11 +1,13 @@
 """Pictures of runs, one file per kind. Everything here reads run directories and writes PNGs; nothing is
 shown on a screen."""
 
-from pathlib import Path
+import os
 
-from results.load import Run
+os.environ.pop("MPLBACKEND", None)  # a window toolkit, perhaps none that is here: we draw to files alone
+
 from results.plots.account import plot_account
 from results.plots.cdf import plot_latency_cdfs
+from results.plots.gallery import draw_pictures, pictures_of_run, pictures_of_runs
 from results.plots.pareto import plot_pareto
 from results.plots.rows import plot_rows
 from results.plots.wavefront import plot_wavefront
@@ -13,21 +15,12 @@ from results.plots.window import Window
 
 __all__ = [
     "Window",
+    "draw_pictures",
+    "pictures_of_run",
+    "pictures_of_runs",
     "plot_account",
     "plot_latency_cdfs",
     "plot_pareto",
     "plot_rows",
-    "plot_run",
     "plot_wavefront",
 ]
-
-
-def plot_run(run: Run, folder: Path) -> list[Path]:
-    """The pictures of one run in `folder`: latency, rows, wavefront, time. Returns the files. The run must
-    have a batch."""
-    files = [folder / name for name in ("latency.png", "rows.png", "wavefront.png", "time.png")]
-    plot_latency_cdfs([run], files[0])
-    plot_rows([run], files[1])
-    plot_wavefront([run], files[2])
-    plot_account([run], files[3])
-    return files

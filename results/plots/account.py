@@ -20,6 +20,7 @@ GROUPS = {
     "decode and mixed": ("RECURRENT",),
     "prelude and coda": ("PRELUDE", "CODA"),
 }
+MOST_BARS = 64
 COLORS = {"prompt": "#be123c", "decode and mixed": "#0f766e", "prelude and coda": "#4338ca"}
 IDLE = {
     "idle: host chooses, packs, launches": "#9ca3af",
@@ -56,11 +57,12 @@ def account(summary: Mapping[str, Any]) -> list[Share]:
 
 
 def plot_account(runs: Sequence[Run], path: Path) -> None:
-    """Draw one bar per run to `path`, grouped by workload in the order given."""
-    order = list(dict.fromkeys(run.workload for run in runs))
+    """Draw one bar per run to `path`, grouped by workload in the order given; of more than `MOST_BARS` runs
+    the first."""
+    order, num_runs = list(dict.fromkeys(run.workload for run in runs)), len(runs)
     runs = sorted(
         runs, key=lambda run: (order.index(run.workload), run.chunk_tokens, policy_order(run.policy))
-    )
+    )[:MOST_BARS]
     with picture(path, 11, 1.6 + 0.42 * len(runs)) as figure:
         axes = figure.subplots()
         if not any(run.summary["num_batches"] for run in runs):
@@ -95,7 +97,8 @@ def plot_account(runs: Sequence[Run], path: Path) -> None:
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("% of the time from the first batch to the last")
         figure.legend(loc="outside lower left", ncols=3)
-        figure.suptitle("Where the time goes", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+        left_out = f": {len(runs)} of {num_runs} runs" if len(runs) < num_runs else ""
+        figure.suptitle(f"Where the time goes{left_out}", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
 
 
 def _label(share: Share) -> str:

@@ -17,6 +17,7 @@ from results.load import Run
 from results.plots.style import INK, picture, policy_styles, say_nothing_to_show, width_under
 
 PANELS_PER_ROW = 3
+MOST_LABELS = 150
 LABEL_PLACES = (
     (0, 9), (0, -11), (13, 0), (-13, 0), (10, 8), (-10, 8), (10, -9), (-10, -9), (0, 17), (0, -19), (20, 10),
     (-20, -10),
@@ -162,7 +163,7 @@ def _draw_panel(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[str
 def _label_chunks(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[str, str]]) -> None:
     """Write each point's chunk beside it, at the first of `LABEL_PLACES` that overlaps least with points and
     earlier labels."""
-    if not points:
+    if not points or len(points) > MOST_LABELS:
         return
     scale = axes.figure.dpi / 72
     centers = [tuple(axes.transData.transform((point.latency_ms, point.throughput))) for point in points]

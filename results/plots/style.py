@@ -1,6 +1,7 @@
 """How every picture looks: colours, line styles, text sizes, and the one place where a figure is opened and
 saved."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from policies.core.errors import InputError
+from results.files import user_file
 from results.identity import policy_order
 
 POLICY_COLORS = {"atomic": "#6b7280", "split": "#d97706", "mixed": "#0f766e", "wcpb": "#be123c"}
@@ -19,6 +22,8 @@ REQUEST_COLORS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f",
     "#6a51a3", "#a9b84f",
 )  # fmt: skip
+MOST_INCHES = 400.0
+"""A higher picture has more pixels than a PNG of Agg's can."""
 INK, MUTED, FAINT = "#1f2937", "#6b7280", "#e5e7eb"
 
 RC = {
@@ -42,21 +47,26 @@ RC = {
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.8,
     "hatch.linewidth": 0.7,
+    "text.parse_math": False,  # a dollar in the name of a trace is a dollar
 }
 
 
 @contextmanager
 def picture(path: Path, width: float, height: float, dpi: int = 130) -> Iterator[Figure]:
-    """A figure of `width` x `height` inches, saved as a PNG to `path` when the block ends without an error.
+    """A figure of `width` x `height` inches, saved as a PNG to `path`, whole, when the block ends without an
+    error. Raises `InputError` or `WriteError` when it cannot be.
 
     Uses the Agg canvas and no global state; the same data gives the same bytes with the same matplotlib.
     """
-    with rc_context(RC):  # type: ignore[arg-type]
+    if height > MOST_INCHES:
+        raise InputError(f"{path}: too many runs for one picture, it would be {height:.0f} inches high")
+    with rc_context(RC), warnings.catch_warnings():  # type: ignore[arg-type]
+        warnings.filterwarnings("ignore", message="Glyph")  # of a name in letters that the font lacks
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=dpi, format="png", metadata={"Software": None})
+        with user_file(path) as draft:
+            figure.savefig(draft, dpi=dpi, format="png", metadata={"Software": None})
 
 
 def policy_styles(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
