@@ -28,13 +28,9 @@ from results.table import COLUMNS, print_table, table_lines
 ROOT = Path(__file__).parent.parent
 NAMES = (
     "cost_$5_$6",
-    "x[bold]",
-    "$\\frac{",
-    "a|b*c",
-    "<b>&amp;",
-    "line\nend\x1b[31m",
-    "half \udcff",
-    "\u6f22\u5b57",
+    "$\\frac{ \u6f22\u5b57",
+    "x[bold] a|b*c <b>&amp;",
+    "line\nend\x1b[31m half \udcff",
 )
 
 
@@ -42,13 +38,13 @@ NAMES = (
 def test_a_trace_may_have_any_name(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
-    run = write_run(tmp_path / "run", workload=name, plots=True)
+    run = write_run(tmp_path / "run", workload=name)
     shown = "".join(c if c.isprintable() else "?" for c in name)
-    assert run.summary["status"] == "complete" and run.summary["notes"] == []
-    assert len(list((run.path / "plots").glob("*.png"))) == 4
     assert main(["report", str(run.path), "--out", str(tmp_path / "r.html")]) == 0
     out = capsys.readouterr().out
-    assert f" {shown} " in out and "could not" not in (tmp_path / "r.html").read_text()
+    assert f" {shown} " in out
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<img") == 5 and "could not" not in page
     assert not recwarn.list
 
 
@@ -183,6 +179,7 @@ def test_two_reports_have_two_names_and_one_made_again_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("results.report.pictures_of_runs", lambda runs: [])
     for folder in ("a", "b"):
         write_run(tmp_path / folder / "run", trace=False)
     for names in (["a/run"], ["b/run"], ["a/run", "b/run"], ["a", "b", "a/run"], ["a/run"]):
