@@ -114,7 +114,7 @@ def _guarded(options: argparse.Namespace) -> int:
     traceback)."""
     try:
         return int(options.action(options))
-    except (InputError, InvariantError, SelectionError, WriteError, BrokenPipeError):
+    except (InputError, InvariantError, SelectionError, WriteError, ModuleNotFoundError):
         raise
     except (RecursionError, MemoryError, OverflowError):
         raise
@@ -164,8 +164,8 @@ def _sweep(options: argparse.Namespace) -> int:
         use_graphs=not options.no_graphs,
         audit=options.audit,
     )
-    print_table([summary for _, _, summary in cells])
     files = write_sweep(cells, out, plots=not options.no_plots)
+    print_table([summary for _, _, summary in cells])
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
     return max((_status(summary) for _, _, summary in cells), default=1)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from results.cli import main
+from policies.process.start import start
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(start("results"))

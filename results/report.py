@@ -60,7 +60,7 @@ def write_report(runs: Sequence[Run], path: Path, unfinished: Sequence[Path] = (
         "</html>\n",
     ]
     with user_file(path) as draft:
-        draft.write_text("\n".join(parts), encoding="utf-8")
+        draft.write_text("\n".join(parts), encoding="utf-8", errors="backslashreplace")
     return notes
 
 

@@ -27,7 +27,7 @@ def write_sweep(
     Plots are extras: one that cannot be drawn is a line on stderr.
     """
     with user_file(out / SWEEP) as draft:
-        tidy(cells).to_csv(draft, index=False)
+        tidy(cells).to_csv(draft, index=False, errors="backslashreplace")
     if not plots:
         return [out / SWEEP]
     runs = [load_run(path) for _, path, summary in cells if summary["status"] == "complete"]

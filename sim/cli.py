@@ -122,8 +122,8 @@ def _sweep(options: argparse.Namespace) -> int:
     results = list(run_sweep(cells, options.jobs, not options.no_batches))
     order = {cell.directory: at for at, cell in enumerate(cells)}
     results.sort(key=lambda result: order[result[0].directory])
-    print_table([summary for _, summary in results])
     files = write_sweep([(cell.axes, cell.directory, summary) for cell, summary in results], out)
+    print_table([summary for _, summary in results])
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
     return 0 if all(summary["status"] == "complete" for _, summary in results) else 1
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
+from policies.process.interrupt import raise_on_signals
 from policies.process.sentences import one_line
+from policies.process.start import is_ours, missing
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -18,8 +20,9 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def exit_status(program: str, action: Callable[[], int]) -> int:
-    """Run `action` and return the process's status: its own, 2 for an `InputError`, 1 for a broken rule or
-    disk, 130 for Ctrl-C."""
+    """Run `action` and return the process's status: its own, 2 for an `InputError` or a missing package, 1
+    for a broken rule or disk, 130 for Ctrl-C, SIGTERM and SIGHUP."""
+    raise_on_signals()
     try:
         return action()
     except InputError as error:
@@ -37,12 +40,14 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
     except WriteError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
+    except ModuleNotFoundError as error:
+        if is_ours(error):
+            raise
+        print(missing(program, error), file=sys.stderr)
+        return 2
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"{program}: {where}{error.strerror or error}; the run has no result", file=sys.stderr)
+        print(f"{program}: {where}{error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)

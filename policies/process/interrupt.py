@@ -1,27 +1,40 @@
-"""Ctrl-C between two steps of a run instead of in the middle of one, so that what is written down is
-whole."""
+"""Ctrl-C, and what a scheduler of jobs sends instead, between two steps of a run and not in the middle of
+one, so that what is written down is whole."""
 
 import signal
 import threading
 from types import FrameType, TracebackType
 
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""A terminal's Ctrl-C, a scheduler's end of time, a connection that was lost."""
+
+
+def raise_on_signals() -> None:
+    """Let all of `SIGNALS` raise `KeyboardInterrupt`, as Ctrl-C does. Those that are ignored stay so
+    (`nohup`)."""
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
+
 
 class CtrlC:
-    """While entered, the first Ctrl-C only sets `is_pressed`; the next one interrupts at once.
+    """While entered, the first of `SIGNALS` only sets `is_pressed`; the next one interrupts at once.
 
-    Signals reach the main thread only: entered elsewhere, or where SIGINT is ignored, this changes nothing.
+    Signals reach the main thread only: entered elsewhere this changes nothing, nor for one that is ignored.
     """
 
     def __init__(self) -> None:
         self.is_pressed = False
-        self._is_installed = False
+        self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "CtrlC":
-        self._previous = signal.getsignal(signal.SIGINT)
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and self._previous not in (signal.SIG_IGN, None):
-            signal.signal(signal.SIGINT, self._press)
-            self._is_installed = True
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                previous = signal.getsignal(number)
+                if previous not in (signal.SIG_IGN, None):
+                    self._previous[number] = previous
+                    signal.signal(number, self._press)
         return self
 
     def __exit__(
@@ -34,6 +47,5 @@ class CtrlC:
         self._restore()
 
     def _restore(self) -> None:
-        if self._is_installed:
-            signal.signal(signal.SIGINT, self._previous)
-            self._is_installed = False
+        while self._previous:
+            signal.signal(*self._previous.popitem())

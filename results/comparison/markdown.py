@@ -38,7 +38,7 @@ def write_markdown(comparison: Comparison, path: Path) -> None:
             "\n".join(f"- {escaped(note)}" for note in comparison.notes),
         ]
     with user_file(path) as draft:
-        draft.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        draft.write_text("\n\n".join(parts) + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def _sides(comparison: Comparison) -> str:
