@@ -6,8 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= results/runs
 TRACE ?=
+# As it was typed, blanks and dollars too; commands read it from the environment.
+override TRACE := $(value TRACE)
+export TRACE
 CONFIG ?=
 SET ?=
+WHOLE_TRACE = case "$$TRACE" in /*|'~'*) trace=$$TRACE;; *) trace=$$PWD/$$TRACE;; esac
 SETS := $(foreach item,$(SET),--set '$(item)')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -35,7 +39,8 @@ setup: $(VENV)/.base ## install what simulating needs (no torch)
 
 simulate: $(VENV)/.base ## compare the four policies in the simulator (TRACE=path replays a trace, CONFIG=sweep.yaml another sweep)
 ifneq ($(TRACE),)
-	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/trace.yaml) --set 'workload.path=$(abspath $(TRACE))' $(SETS) --out $(OUT)/trace-$(basename $(notdir $(TRACE)))
+	@name=$$(basename -- "$$TRACE"); $(WHOLE_TRACE); set -x; \
+	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/trace.yaml) --set "workload.path=$$trace" $(SETS) --out "$(OUT)/trace-$${name%.*}"
 else
 	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/sweep.yaml) $(SETS) --out $(OUT)/$(basename $(notdir $(or $(CONFIG),simulate)))
 endif
@@ -62,7 +67,8 @@ compare: $(VENV)/.base ## hold the simulator against a GPU's runs, measured here
 measure: $(VENV)/.gpu ## the runs of `make compare` on a GPU, resumable (REPEATS=, TRACE=AzureLLMInferenceTrace_conv.csv adds its part)
 	$(BIN)/python -m executor sweep executor/configs/compare-serving.yaml executor/configs/compare-prefill.yaml executor/configs/compare-pressure.yaml $(SETS) --repeats $(REPEATS) --out $(OUT)/compare/gpu
 ifneq ($(TRACE),)
-	$(BIN)/python -m executor sweep executor/configs/compare-azure.yaml --set 'workload.path=$(abspath $(TRACE))' --repeats $(REPEATS) --out $(OUT)/compare/gpu
+	@$(WHOLE_TRACE); set -x; \
+	$(BIN)/python -m executor sweep executor/configs/compare-azure.yaml --set "workload.path=$$trace" --repeats $(REPEATS) --out $(OUT)/compare/gpu
 else
 	@echo "left out: the Azure trace, TRACE= does not name it" >&2
 endif

@@ -106,7 +106,7 @@ class _Reader:
             return _SHAPES.validate_json(json.dumps(found), strict=True)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            key = SIZES.get(str(problem["loc"][0]), "config")
+            key = SIZES.get(str((*problem["loc"], "")[0]), "config")
             is_missing = problem["type"] in ("missing", "missing_argument")
             expected = "a positive integer" if is_missing else expectation(problem["msg"])
             raise self._wrong(key, expected.removeprefix("expected ")) from None

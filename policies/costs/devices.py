@@ -9,6 +9,7 @@ import yaml
 
 from policies.core.errors import InputError
 from policies.costs.limit import DeviceFacts
+from policies.process.sentences import nearest, shown
 
 CATALOGUE = Path(__file__).with_name("devices.yaml")
 
@@ -19,12 +20,17 @@ def _entries() -> dict[str, dict[str, Any]]:
     return entries
 
 
+def device_names() -> list[str]:
+    """The names of the devices in the catalogue."""
+    return list(_entries())
+
+
 def device_facts(name: str) -> DeviceFacts:
     """The ceilings of the device called `name` in the catalogue. Raises `InputError` listing the names there
     are."""
     entry = _entries().get(name)
     if entry is None:
-        raise InputError(f"device: unknown card {name!r}, expected one of {', '.join(_entries())}")
+        raise InputError(f"device: unknown card {shown(name)}{nearest(name, _entries())}")
     return DeviceFacts(
         name,
         1e12 * entry["bandwidth_tb_per_s"],

@@ -7,7 +7,6 @@ neither can change without the other.
 
 import dataclasses
 import json
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from policies.core.models.shape import ModelShape
 from policies.core.seam.batch import Stage
 from policies.costs.features import Cutting, Work
 from policies.costs.latency import HostLoop
-from policies.process.sentences import first_problem
+from policies.process.documents import read_json
+from policies.process.sentences import first_problem, shown
 
 SCHEMA = 1
 FIT_VERSION = 6
@@ -29,6 +29,8 @@ FIT_VERSION = 6
 something else."""
 
 
+LARGEST = 1e15
+"""Eleven days in nanoseconds, and more than any count: what is larger makes sums that no integer holds."""
 PROVENANCE = ("date", "torch", "kernel_sha256", "gpu")
 """What a prediction says of the profile that it comes from."""
 
@@ -195,22 +197,15 @@ _ADAPTER = TypeAdapter(ModelFile)
 def read_model(path: Path) -> ModelFile:
     """The model file at `path`. Raises `InputError` for a file that is none, or that another schema or fit
     wrote."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
-        raise InputError(
-            f"{path}: cannot be read: {reason}, expected a model file written by `sim fit`"
-        ) from None
+    data = read_json(path, "a model file written by `sim fit`")
     for key, expected in (("schema", SCHEMA), ("fit_version", FIT_VERSION)):
         found = data.get(key) if isinstance(data, dict) else None
         if found != expected:
             raise InputError(
-                f"{path}: {key}: {found!r}, expected {expected}: fit the profile again with `sim fit`"
+                f"{path}: {key}: {shown(found)}, expected {expected}: fit the profile again with `sim fit`"
             )
     try:
-        file = _ADAPTER.validate_json(text)
+        file = _ADAPTER.validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         raise InputError(f"{path}: {first_problem(error, 'model')}") from None
     problem = next(_problems(file, data), None)
@@ -224,8 +219,8 @@ def _problems(file: ModelFile, data: Any) -> Iterator[str]:
     left out."""
     for section in ("model", "cutting", "device", "host", "loop"):
         for name, value in _numbers(data[section], section):
-            if not 0 <= value < math.inf:
-                yield f"{name}: {value}, expected a number of at least 0"
+            if not 0 <= value <= LARGEST:
+                yield f"{name}: {value}, expected a number from 0 to {LARGEST:g}"
     for name, table in (
         ("linear", file.device.linear),
         ("embed", file.device.embed),
@@ -244,13 +239,12 @@ def _problems(file: ModelFile, data: Any) -> Iterator[str]:
         ("profile", file.profile, PROVENANCE),
     ):
         yield from (f"{section}.{key}: is missing" for key in expected if key not in found)
-    if min(file.model.num_layers, file.model.num_loops, file.model.num_heads, file.model.hidden_size) < 1:
-        yield (
-            f"model: {file.model.name} has no layers, loops, heads or hidden size, expected at least 1 of "
-            "each"
-        )
-    if not (file.cutting.row_buckets and file.cutting.tile_rows) or file.cutting.tile_keys < 1:
-        yield "cutting: no row buckets, tile heights or tile keys, expected at least 1 of each"
+    for name in ("row_buckets", "tile_rows"):
+        sizes = getattr(file.cutting, name)
+        if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+            yield f"cutting.{name}: {shown(sizes)}, expected ascending numbers from 1 on"
+    if file.cutting.tile_keys < 1:
+        yield "cutting.tile_keys: 0, expected at least 1"
     if file.cutting.split_keys < file.cutting.tile_keys:
         yield (
             f"cutting.split_keys: {file.cutting.split_keys}, expected at least tile_keys, "

@@ -17,12 +17,12 @@ import yaml
 from policies.core.errors import InputError
 from policies.core.models.shape import SHIPPED_MODELS, ModelShape
 from policies.core.seam.batch import ExecutionBatch, Stage
-from policies.costs.devices import CATALOGUE, device_facts
+from policies.costs.devices import CATALOGUE, device_facts, device_names
 from policies.costs.fitted import FittedModel, shape_mismatch
 from policies.costs.latency import HostLoop, LatencyModel, Prediction
 from policies.costs.limit import DeviceFacts, Roofline
 from policies.costs.modelfile import read_model
-from policies.process.sentences import nearest
+from policies.process.sentences import nearest, shown
 
 DEVICES = Path(__file__).parent / "shipped"
 ASSUMED_SELECT_US = (15.0, 1.0)
@@ -197,7 +197,8 @@ def load_device(name: str, model: ModelShape) -> LatencyModel:
         return analytic
     if name not in MODELS:
         known = (*shipped_fits(), *MODELS, "roofline:<card>", "MODEL.json")
-        raise InputError(f"device: unknown device {name!r}{nearest(name, known)}")
+        roofs = [f"roofline:{card}" for card in device_names()]
+        raise InputError(f"device: unknown device {shown(name)}{nearest(name, known, roofs)}")
     data: dict[str, Any] = yaml.safe_load((DEVICES / f"{name}.yaml").read_text(encoding="utf-8"))
     return MODELS[name](name, model, device_facts(data["facts"]), data)
 
