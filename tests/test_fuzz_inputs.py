@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -230,7 +231,8 @@ def sweep_case(folder: Path, random: Random) -> str | None:
     """A grid."""
     grid = {"policy.name": ["wcpb", "atomic"], "scheduler.prefill_chunk_size": [16, None]}
     (folder / "s.yaml").write_bytes(document_bytes({"base": CONFIG, "grid": grid}, random))
-    return ends(sim_main, "sweep", folder / "s.yaml", "--jobs", "1", "--out", folder / "out")
+    with mock.patch("results.sweep.write_sweep", return_value=[]):  # seconds of pictures of every sweep
+        return ends(sim_main, "sweep", folder / "s.yaml", "--jobs", "1", "--out", folder / "out")
 
 
 def trace_case(folder: Path, random: Random) -> str | None:

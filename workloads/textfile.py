@@ -15,7 +15,7 @@ from policies.process.documents import open_regular
 _GZIP_MAGIC = b"\x1f\x8b"
 _PEEK_BYTES = 65536
 MAX_LINE = 4_000_000
-MAX_LINES = 10_000_000
+MAX_LINES = 5_000_000
 
 
 @contextmanager

@@ -46,12 +46,17 @@ def split_override(override: str) -> tuple[str, Any]:
 
 
 def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set the dotted `key` in nested mappings, making those on the way. Another `model` has another shape."""
+    """Set the dotted `key` in nested mappings, making those on the way. Another `model` has another shape.
+    Raises `InputError` where something else than a mapping is on the way."""
     *path, last = key.split(".")
     node = raw
     for part in path:
-        if not isinstance(node.get(part), dict):
-            node[part] = {"name": node[part]} if part == "policy" and isinstance(node.get(part), str) else {}
+        if part == "policy" and isinstance(node.get(part), str):
+            node[part] = {"name": node[part]}
+        elif node.get(part) is None:
+            node[part] = {}
+        if not isinstance(node[part], dict):
+            raise InputError(f"{key}: {part} is {shown(node[part])}, expected a mapping to set {last} in")
         node = node[part]
     node[last] = value
     if key == "model":

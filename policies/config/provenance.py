@@ -56,7 +56,11 @@ def _model_files(config: RunConfig) -> str:
     folder = path if path.is_dir() else None
     try:
         described = [path] if path.is_file() else sorted(folder.glob("*.json")) if folder else []
-        texts = [f"{item.name} {hashlib.sha256(item.read_bytes()).hexdigest()}" for item in described]
+        texts = [
+            f"{item.name} {hashlib.sha256(item.read_bytes()).hexdigest()}"
+            for item in described
+            if item.is_file()
+        ]
         weights = sorted(folder.glob("*.safetensors")) if folder else []
         stats = [(item.name, item.stat()) for item in weights]
     except OSError as error:
