@@ -87,7 +87,7 @@ class _CountingStream(io.StringIO):
 
 
 def measure(load: Load) -> Speed:
-    settings = SchedulerSettings(max_num_seqs=load.max_num_seqs, prefill_chunk_size=64)
+    settings = SchedulerSettings(max_num_seqs=load.max_num_seqs, prefill_chunk_size=64, inflight=2)
     cache = CacheSettings(num_blocks=load.max_num_seqs * 4 * 32)
     stream = _CountingStream()
     log = RunLog(stream)

@@ -48,7 +48,7 @@ def start(
     on_ended: Callable[[RequestRecord], object] = lambda record: None,
 ) -> tuple[Engine, Generator[Command, Event, None]]:
     """An engine and its loop, for tests that answer each command by hand."""
-    limits = settings or SchedulerSettings(prefill_chunk_size=4)
+    limits = settings or SchedulerSettings(prefill_chunk_size=4, inflight=2)
     scheduler = Scheduler(policy or Atomic(), OURO_TINY, limits, CacheSettings(num_blocks=400))
     engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(io.StringIO(), on_ended))
     return engine, engine.run()
@@ -307,7 +307,9 @@ def test_a_request_with_one_output_token_ends_with_its_prompt_and_is_never_fed_b
 
 
 def test_a_stop_learned_late_makes_surplus_rows_that_are_counted_and_never_delivered() -> None:
-    result = run(Atomic(), [Request(0, 0, 4, 9)], world=World(outputs={0: 2}))
+    result = run(
+        Atomic(), [Request(0, 0, 4, 9)], SchedulerSettings(inflight=2), world=World(outputs={0: 2})
+    )
     assert result.records[0].output_tokens == 2
     assert [batch.stage for batch in result.batches][-2:] == ["CODA", "PRELUDE"]
     assert result.engine.scheduler.surplus_rows == 1
@@ -384,7 +386,7 @@ def test_handing_a_batch_over_takes_the_time_that_the_backend_says() -> None:
 
 
 def test_a_batch_names_the_last_one_collected_before_it_was_formed() -> None:
-    result = run(Atomic(), [Request(0, 0, 12, 1)], SchedulerSettings(prefill_chunk_size=4))
+    result = run(Atomic(), [Request(0, 0, 12, 1)], SchedulerSettings(prefill_chunk_size=4, inflight=2))
     assert [batch.after_seq for batch in result.batches] == [-1, -1, 0, 1]
 
 

@@ -33,7 +33,7 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
         pytest.skip(f"the shared trace is not at {TRACES / name}")
     raw = {
         "policy": policy,
-        "scheduler": {"max_num_seqs": 32, "prefill_chunk_size": 512},
+        "scheduler": {"max_num_seqs": 32, "prefill_chunk_size": 512, "inflight": 2},
         "workload": {"kind": "trace", "path": str(TRACES / name), **CASES[name]},
     }
     simulation = Simulation.prepare(parse_config(raw, Path("."), "test"))

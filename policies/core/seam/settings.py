@@ -28,7 +28,7 @@ class SchedulerSettings:
     max_num_batched_tokens: Amount = 1024
     prefill_chunk_size: Amount | None = 16
     decode: Literal["refill", "no_refill"] = "refill"
-    inflight: Annotated[int, Within(1, MAX_INFLIGHT)] = 2
+    inflight: Annotated[int, Within(1, MAX_INFLIGHT)] = 4
     admission: Literal["fcfs", "priority"] = "fcfs"
     admission_scan_limit: Amount = 16
     max_admission_bypasses: Annotated[int, Within(0, LARGEST)] = 8
