@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from policies.core.errors import InputError
+from policies.process.sentences import shown
 
 Fields = Mapping[str, str]
-MOST_SHOWN = 80
-"""Characters of a field that an error sentence repeats."""
 INT64_DIGITS = 18
 """Every whole number of so many digits fits into 64 bits."""
 
@@ -38,9 +37,9 @@ class Row(NamedTuple):
     def whole(self, name: str) -> int:
         """The field as a 64-bit whole number. Raises `InputError`."""
         text = self.fields[name]
-        if not _is_whole(text):
-            raise self.wrong(name, "a whole number")
-        return int(text)
+        if (len(text) <= INT64_DIGITS and text.isdecimal() and text.isascii()) or _is_whole(text):
+            return int(text)
+        raise self.wrong(name, "a whole number")
 
     def whole_or_none(self, name: str) -> int | None:
         """The same, None of an empty field: what never came."""
@@ -48,16 +47,18 @@ class Row(NamedTuple):
 
     def wholes(self, name: str) -> list[int]:
         """Whole numbers with blanks between, perhaps none."""
-        texts = self.fields[name].split(" ") if self.fields[name] else []
+        if not self.fields[name]:
+            return []
+        texts = self.fields[name].split(" ")
         if not all(map(_is_whole, texts)):
             raise self.wrong(name, "whole numbers with blanks between")
         return list(map(int, texts))
 
     def wrong(self, name: str, expected: str) -> InputError:
         """The sentence for a field that is not what was `expected`."""
-        text = self.fields[name]
-        shown = repr(text[:MOST_SHOWN]) + ("..." if len(text) > MOST_SHOWN else "")
-        return InputError(f"{self.path} line {self.line}: {name}: {shown}, expected {expected}")
+        return InputError(
+            f"{self.path} line {self.line}: {name}: {shown(self.fields[name])}, expected {expected}"
+        )
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
@@ -78,7 +79,8 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
                     raise InputError(
                         f"{path} line {reader.line_num}: {len(values)} fields, expected {len(header)}"
                     )
-                yield Row(path, reader.line_num, {**dict(zip(header, values, strict=True)), **not_yet})
+                fields = dict(zip(header, values, strict=True))
+                yield Row(path, reader.line_num, {**fields, **not_yet} if not_yet else fields)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -10,6 +10,7 @@ from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import WriteError
 from policies.core.seam.policy import Policy
 from policies.process.interrupt import CtrlC
+from policies.process.sentences import one_line
 from results.batchlog import read_batches
 from results.files import drafted
 from results.identity import RunIdentity
@@ -71,10 +72,10 @@ def write_outputs(
             notes=notes,
             extra=extra,
         )
-        waits = count_waits(directory.path / BATCHES, stories, scheduler.settings.max_num_seqs)
-        summary |= limits_of(summary, stories, waits)
         if faults:
             _write_failed(directory, summary, faults[0])
+        waits = count_waits(directory.path / BATCHES, stories, scheduler.settings.max_num_seqs)
+        summary |= limits_of(summary, stories, waits)
         directory.write_summary(summary)
     if ctrl_c.is_pressed:
         raise KeyboardInterrupt
@@ -116,8 +117,8 @@ def _write_trace(
                 max_batches=max_batches,
             )
     except Exception as error:
-        reason = " ".join(str(error).replace(f"{directory.path}/", "").split()) or type(error).__name__
-        return [f"{TRACE} could not be written: {reason[:200]}"]
+        reason = str(error).replace(f"{directory.path}/", "") or type(error).__name__
+        return [one_line(f"{TRACE} could not be written: {reason}")]
     return [] if cut is None else [f"{TRACE} holds the first {cut} of {log.totals.num_batches} batches"]
 
 
@@ -128,7 +129,7 @@ def _plot(directory: RunDirectory, config: Mapping[str, Any], summary: Mapping[s
         from results.load import Run
         from results.plots import draw_pictures, pictures_of_run
     except Exception as error:  # a matplotlib that is not whole, or was told what it does not know
-        return [f"{PLOTS} could not be drawn: {' '.join(str(error).split())[:200]}"]
+        return [one_line(f"{PLOTS} could not be drawn: {error}")]
 
     pictures = pictures_of_run(Run(directory.path, config, summary))
     return draw_pictures(pictures, directory.path / PLOTS)[1]

@@ -9,6 +9,7 @@ import pandas as pd
 
 from policies.core.engine.runlog import BATCH_COLUMNS
 from policies.core.errors import InputError
+from policies.process.sentences import one_line
 from results import batchlog, requestlog
 from results.csvlog import Columns, read_rows
 
@@ -26,11 +27,19 @@ BATCH_TYPES: Types = {
     **{name: WHOLE_OR_NONE for name in BATCH_COLUMNS if name.endswith("_ns") and name not in NUMBERS},
 }
 BATCHES_PER_PIECE = 50_000
+TOKEN_TIMES = r"(-?\d+( -?\d+)*)?"
 
 
 def requests_frame(path: Path) -> pd.DataFrame:
     """A `requests.csv`; times that never came are `<NA>`. Raises `InputError` like `read_requests`."""
-    return pd.concat(list(read_frames(path, requestlog.COLUMNS, REQUEST_TYPES)), ignore_index=True)
+    requests = pd.concat(list(read_frames(path, requestlog.COLUMNS, REQUEST_TYPES)), ignore_index=True)
+    if not requests["token_ns"].str.fullmatch(TOKEN_TIMES).all():
+        for _ in requestlog.read_requests(path):
+            pass  # which names the line
+    twice = requests["request_id"][requests["request_id"].duplicated()]
+    if len(twice):
+        raise InputError(f"{path}: request {twice.iloc[0]} has two lines, expected one")
+    return requests
 
 
 def batch_frames(
@@ -63,7 +72,7 @@ def read_frames(
                 yield piece.reindex(columns=list(types), fill_value="")
     except (OSError, ValueError, OverflowError) as error:
         _find_fault(path, columns, types)
-        raise InputError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from None
+        raise InputError(f"{path}: cannot be read: {one_line(error)[:200]}") from None
 
 
 def _header(path: Path) -> Sequence[str]:

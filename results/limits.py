@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from policies.core.engine.runlog import BATCH_COLUMNS, RequestRecord
+from policies.core.engine.runlog import RequestRecord
 from policies.core.seam.request import Status
+from results.batchlog import COLUMNS
+from results.csvlog import read_rows
 
 FULL_SHARE, BUSY_SHARE = 0.1, 0.95
 """From which part of the time on requests waited for it, the places or the KV pool limited a run; and from
 which part of the time on that it was busy, the device did."""
-SUBMITTED, FINISHED, AFTER, ALLOCATED, PREEMPTED = map(
-    BATCH_COLUMNS.index, ("submitted_ns", "finished_ns", "after_seq", "allocated", "preempted")
-)
 
 
 @dataclass(slots=True)
@@ -68,32 +67,29 @@ def count_waits(batches: Path, stories: Stories, places: int) -> Waits:
     last_collected = -1
     waited_ns = {"places": 0, "kv": 0}
     reason: str | None = None
-    with open(batches, encoding="ascii") as file:
-        next(file, None)
-        for seq, line in enumerate(file):
-            fields = line.rstrip("\n").split(",")
-            now_ns, after_seq = int(fields[SUBMITTED]), int(fields[AFTER])
-            if reason is not None:
-                waited_ns[reason] += now_ns - before_ns
-            ends_ns[seq] = int(fields[FINISHED])
-            while last_collected < after_seq:
-                ends_ns.pop(last_collected)
-                last_collected += 1
-            while arrival is not None and arrival <= now_ns:
-                num_present, arrival = num_present + 1, next(arrivals, None)
-            while end is not None and end[0] <= ends_ns[last_collected]:
-                held.discard(end[1])
-                num_present, end = num_present - 1, next(finished, None)
-            while hang_up is not None and hang_up[0] <= now_ns:
-                held.discard(hang_up[1])
-                num_present, hang_up = num_present - 1, next(hung_up, None)
-            for item in fields[PREEMPTED].split():
-                held.discard(int(item.partition(":")[0]))
-            for item in fields[ALLOCATED].split():
-                held.add(int(item.partition(":")[0]))
-            is_waiting = num_present > len(held)
-            reason = None if not is_waiting else "places" if len(held) >= places else "kv"
-            before_ns = now_ns
+    for seq, row in enumerate(read_rows(batches, COLUMNS)):
+        fields, now_ns, after_seq = row.fields, row.whole("submitted_ns"), row.whole("after_seq")
+        if reason is not None:
+            waited_ns[reason] += now_ns - before_ns
+        ends_ns[seq] = row.whole("finished_ns")
+        while last_collected < after_seq:
+            ends_ns.pop(last_collected)
+            last_collected += 1
+        while arrival is not None and arrival <= now_ns:
+            num_present, arrival = num_present + 1, next(arrivals, None)
+        while end is not None and end[0] <= ends_ns[last_collected]:
+            held.discard(end[1])
+            num_present, end = num_present - 1, next(finished, None)
+        while hang_up is not None and hang_up[0] <= now_ns:
+            held.discard(hang_up[1])
+            num_present, hang_up = num_present - 1, next(hung_up, None)
+        for item in fields["preempted"].split():
+            held.discard(int(item.partition(":")[0]))
+        for item in fields["allocated"].split():
+            held.add(int(item.partition(":")[0]))
+        is_waiting = num_present > len(held)
+        reason = None if not is_waiting else "places" if len(held) >= places else "kv"
+        before_ns = now_ns
     return Waits(waited_ns["places"], waited_ns["kv"])
 
 

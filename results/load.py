@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from policies.core.engine.runlog import BATCH_COLUMNS
 from policies.core.errors import InputError
+from policies.process.documents import MAX_CONFIG_BYTES, parse_yaml, read_text
 from results.batchlog import LoggedBatch, read_batches
 from results.frames import BATCHES_PER_PIECE, batch_frames, requests_frame
 from results.identity import policy_label, printable
@@ -78,12 +78,7 @@ def load_run(path: str | Path) -> Run:
 
 def _config(path: Path) -> dict[str, Any]:
     """The resolved config of a run. Raises `InputError` for what none is."""
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, yaml.YAMLError, RecursionError, OverflowError) as error:
-        raise InputError(f"{path}: is corrupt: {' '.join(str(error).split())[:200]}") from None
+    config = parse_yaml(read_text(path, "the config of a run", MAX_CONFIG_BYTES), str(path))
     if not isinstance(config, dict):
         raise InputError(f"{path}: holds {type(config).__name__}, expected a mapping")
     for key in ("workload", "policy"):

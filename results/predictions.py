@@ -16,11 +16,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from policies.core.errors import InputError
 from policies.core.seam.events import COMPONENTS
+from policies.process.documents import read_json
+from policies.process.sentences import first_problem
 from results.csvlog import Columns
 from results.files import drafted
 from results.frames import WHOLE, read_frames
 from results.rundir import PREDICTED, REPLAY
-from results.summaryfile import first_fault, read_json
 
 PREDICTED_COLUMNS = ("seq", "select_ns", "host_ns", "device_ns", *(f"{name}_ns" for name in COMPONENTS))
 
@@ -50,11 +51,11 @@ def read_replays(folder: Path) -> list[Replay]:
     path = folder / REPLAY
     if not path.is_file():
         return []
-    found = read_json(path)
+    found = read_json(path, "what `sim predict` writes")
     try:
         return REPLAYS.validate_json(json.dumps(found), strict=True)
     except ValidationError as error:
-        raise InputError(f"{path}: {first_fault(error)}, expected what `sim predict` writes") from None
+        raise InputError(f"{path}: {first_problem(error, '')}") from None
 
 
 def write_predictions(folder: Path, rows: Iterable[Sequence[int]]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from policies.core.errors import InputError
-from results.files import GrowingFile, drafted
+from results.files import GrowingFile, cannot_write, drafted, user_file
 from results.identity import RunIdentity
 from results.requestlog import RequestFile
 
@@ -52,7 +52,8 @@ class RunDirectory:
         """Make `out` (default: `results/runs/<identity.directory_name>`) and write `config.yaml`.
 
         An earlier run's directory is taken over: its summary goes first, then its other files; files that no
-        run writes stay. Raises `InputError` when `out` holds something else or cannot be written.
+        run writes stay. Raises `InputError` when `out` holds something else or cannot be
+        written, `WriteError` when the disk is full.
         """
         path = Path(out) if out is not None else RUNS_ROOT / identity.directory_name
         try:
@@ -61,10 +62,11 @@ class RunDirectory:
             lock = _locked(path)
             _clear(path)
             text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
-            (path / CONFIG).write_text(MARKER + text, encoding="utf-8")
+            with user_file(path / CONFIG) as draft:
+                draft.write_text(MARKER + text, encoding="utf-8")
             return cls(path, lock)
         except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+            raise cannot_write(path, error) from None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` in one step. Raises `ValueError` for a NaN or an infinity, which JSON has no

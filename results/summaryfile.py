@@ -3,16 +3,16 @@
 What no reader looks at may be anything. Keys that came later than the first recorded runs may be missing.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from policies.core.errors import InputError
+from policies.process.documents import read_json
+from policies.process.sentences import first_problem
 from results.batchlog import MOST_LOOPS
 
-MOST_SHOWN = 80
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -89,45 +89,11 @@ class Summary(_Part):
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The mapping at `path`. Raises `InputError`, one sentence that names the key, for any other file."""
-    summary = read_json(path)
+    summary = read_json(path, "the summary of a run")
     if not isinstance(summary, dict):
         raise InputError(f"{path}: holds {type(summary).__name__}, expected a mapping")
     try:
         Summary.model_validate(summary)
     except ValidationError as error:
-        raise InputError(f"{path}: {first_fault(error)}") from None
+        raise InputError(f"{path}: {first_problem(error, '')}") from None
     return summary
-
-
-def read_json(path: Path) -> Any:
-    """Any JSON file of ours. Raises `InputError` when it cannot be read, is none, says a key twice, or nests
-    too deep."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is corrupt: {' '.join(str(error).split())[:200]}") from None
-
-
-def first_fault(error: ValidationError) -> str:
-    """The first of pydantic's findings: `key ttft_ms.p50 is missing`, or the key, its value and what was
-    expected."""
-    fault = error.errors(include_url=False)[0]
-    key = ".".join(str(part)[:MOST_SHOWN] for part in fault["loc"])
-    if fault["type"] == "missing":
-        return f"key {key} is missing"
-    try:
-        value = repr(fault["input"])
-    except ValueError:
-        value = "a number of thousands of digits"
-    shown = value[:MOST_SHOWN] + ("..." if len(value) > MOST_SHOWN else "")
-    return f"{key}: {shown}, {fault['msg'][0].lower()}{fault['msg'][1:]}"
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)[:80]!r} is there twice")
-    return found

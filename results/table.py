@@ -3,7 +3,8 @@ a terminal."""
 
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -13,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from policies.core.errors import WriteError
 from results.identity import policy_label, policy_order, printable
 
 Summary = Mapping[str, Any]
@@ -158,14 +160,30 @@ def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> 
 def print_table(summaries: Sequence[Summary], file: TextIO | None = None) -> None:
     """Print the table to `file` (default: standard output), never narrower than its content.
 
-    Without a terminal there is no colour, and the best figures carry a `*`.
+    Without a terminal there is no colour, and the best figures carry a `*`. Raises `WriteError` when a disk
+    does not take it.
     """
     file = file if file is not None else sys.stdout
     is_terminal = Console(file=file).is_terminal
-    print_whole(comparison_table(summaries, marks_best=not is_terminal), file)
-    if not is_terminal:
-        file.write(f"* best of its workload, or within {MIN_LEAD:.0%} of it\n")
-    file.write("\n".join(LEGEND) + "\n")
+    with taken(file):
+        print_whole(comparison_table(summaries, marks_best=not is_terminal), file)
+        if not is_terminal:
+            file.write(f"* best of its workload, or within {MIN_LEAD:.0%} of it\n")
+        file.write("\n".join(LEGEND) + "\n")
+
+
+@contextmanager
+def taken(file: TextIO) -> Iterator[None]:
+    """What is printed to `file` inside has been taken when the block ends. Raises `WriteError` when a disk
+    does not."""
+    try:
+        yield
+        file.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        name = "standard output" if file is sys.stdout else getattr(file, "name", "output")
+        raise WriteError(f"{name}: cannot be written: {error.strerror or error}") from error
 
 
 def print_whole(table: Table, file: TextIO) -> None:

@@ -1,9 +1,11 @@
 """A run directory is whole, or says that it is not."""
 
+import ast
 import csv
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,9 +138,9 @@ def test_a_refused_request_has_empty_times_and_its_reason(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("summary.json", "{", "is corrupt"),
+        ("summary.json", "{", "summary.json: not valid JSON"),
         ("summary.json", "[]", "holds list, expected a mapping"),
-        ("summary.json", '{"policy": "wcpb"}', "key model is missing"),
+        ("summary.json", '{"policy": "wcpb"}', "summary.json: model: is missing"),
         ("config.yaml", "model: x\n", "not a run directory"),
         ("config.yaml", MARKER + "model: x\n", "workload is missing, expected the config of a run"),
         (
@@ -194,3 +196,35 @@ def test_the_same_run_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path
     for name in ("batches.csv", "requests.csv", "config.yaml", "summary.json", "trace.json.gz"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
     assert json.loads((tmp_path / "1" / "summary.json").read_text())["status"] == "complete"
+
+
+def test_the_modules_of_results_import_one_another_without_a_circle() -> None:
+    folder = Path(__file__).parent.parent / "results"
+    imports: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        name = ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        imports[name] = {
+            node.module
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("results")
+        }
+    while leaves := {name for name, needed in imports.items() if not needed & imports.keys()}:
+        for name in leaves:
+            del imports[name]
+    assert imports == {}
+
+
+def test_one_module_opens_the_logs_of_a_run_to_read_them() -> None:
+    """`frames` reads whole columns by pandas and asks it for every fault; packs keep bytes; a profiling run
+    looks at its own log before it is a file."""
+    root = Path(__file__).parent.parent
+    opens = re.compile(r"csv\.(reader|DictReader)\(|read_csv\(")
+    found = {
+        path.relative_to(root).as_posix()
+        for folder in ("results", "sim", "executor")
+        for path in (root / folder).rglob("*.py")
+        if opens.search(path.read_text(encoding="utf-8"))
+    }
+    found.discard("executor/lab/profiling/engine_runs.py")
+    assert found == {"results/csvlog.py", "results/frames.py", "results/logcode.py", "results/profile.py"}

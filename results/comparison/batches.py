@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from policies.core.errors import InputError
+from policies.process.sentences import shown
 from results.batchlog import parse_ranges
 from results.comparison.pairs import Pair
 from results.predictions import read_predictions, read_replays
@@ -100,7 +101,7 @@ def _furthest(text: str) -> int:
         return max(item.token_start + item.token_count for item in parse_ranges(text))
     except ValueError:
         raise InputError(
-            f"{BATCHES}: ranges: {text[:80]!r}, expected request:stage:depth:start:count"
+            f"{BATCHES}: ranges: {shown(text)}, expected request:stage:depth:start:count"
         ) from None
 
 

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import matplotlib
 
 from policies.core.errors import InputError, WriteError
+from policies.process.documents import read_json
+from policies.process.sentences import one_line
 from results.files import drafted
 from results.identity import policy_order, slug
 from results.load import Run
@@ -25,11 +27,10 @@ from results.plots.pareto import plot_pareto
 from results.plots.rows import plot_rows
 from results.plots.wavefront import plot_wavefront
 from results.rundir import BATCHES, REQUESTS, SUMMARY
-from results.summaryfile import read_json
 
 MAX_PANELS = 8
 """Runs that stand below one another in a picture, and chunk sizes of a picture that has a row for each."""
-MAX_WORKLOADS = 12
+MAX_WORKLOADS = 8
 """Workloads with pictures of their own; tables have all."""
 DRAWN = "drawn.json"
 
@@ -157,7 +158,7 @@ def _code_sha256() -> str:
 def _drawn(folder: Path) -> Mapping[str, str]:
     """Keys by name of what an earlier call drew; names alone, so that nothing outside is ever removed."""
     try:
-        found = read_json(folder / DRAWN)
+        found = read_json(folder / DRAWN, "what an earlier call drew")
     except InputError:
         return {}
     is_ours = isinstance(found, dict) and all(
@@ -168,5 +169,5 @@ def _drawn(folder: Path) -> Mapping[str, str]:
 
 
 def _not_drawn(name: str, error: Exception, folder: Path) -> str:
-    reason = " ".join(str(error).replace(f"{folder}/", "").split()) or type(error).__name__
-    return f"{name} could not be drawn: {reason[:200]}"
+    reason = str(error).replace(f"{folder}/", "") or type(error).__name__
+    return one_line(f"{name} could not be drawn: {reason}")
