@@ -3,8 +3,7 @@ a terminal."""
 
 import io
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -14,7 +13,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from policies.core.errors import WriteError
 from results.identity import policy_label, policy_order, printable
 
 Summary = Mapping[str, Any]
@@ -160,30 +158,14 @@ def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> 
 def print_table(summaries: Sequence[Summary], file: TextIO | None = None) -> None:
     """Print the table to `file` (default: standard output), never narrower than its content.
 
-    Without a terminal there is no colour, and the best figures carry a `*`. Raises `WriteError` when a disk
-    does not take it.
+    Without a terminal there is no colour, and the best figures carry a `*`.
     """
     file = file if file is not None else sys.stdout
     is_terminal = Console(file=file).is_terminal
-    with taken(file):
-        print_whole(comparison_table(summaries, marks_best=not is_terminal), file)
-        if not is_terminal:
-            file.write(f"* best of its workload, or within {MIN_LEAD:.0%} of it\n")
-        file.write("\n".join(LEGEND) + "\n")
-
-
-@contextmanager
-def taken(file: TextIO) -> Iterator[None]:
-    """What is printed to `file` inside has been taken when the block ends. Raises `WriteError` when a disk
-    does not."""
-    try:
-        yield
-        file.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        name = "standard output" if file is sys.stdout else getattr(file, "name", "output")
-        raise WriteError(f"{name}: cannot be written: {error.strerror or error}") from error
+    print_whole(comparison_table(summaries, marks_best=not is_terminal), file)
+    if not is_terminal:
+        file.write(f"* best of its workload, or within {MIN_LEAD:.0%} of it\n")
+    file.write("\n".join(LEGEND) + "\n")
 
 
 def print_whole(table: Table, file: TextIO) -> None:

@@ -13,7 +13,7 @@ from results.comparison.batches import StageErrors
 from results.comparison.compare import Cell, Comparison
 from results.comparison.figures import Figure, by_label
 from results.comparison.ranking import RANKED, agreement
-from results.table import plain_table, print_whole, taken
+from results.table import plain_table, print_whole
 
 MOST_ORDERS = 8
 
@@ -23,12 +23,11 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None) -> None
     terminal."""
     file = file if file is not None else sys.stdout
     marks = not Console(file=file).is_terminal
-    with taken(file):
-        print_whole(figure_table(comparison, marks), file)
-        if comparison.stages:
-            print_whole(stage_table(comparison.stages), file)
-        for line in sentences(comparison):
-            print(line, file=file)
+    print_whole(figure_table(comparison, marks), file)
+    if comparison.stages:
+        print_whole(stage_table(comparison.stages), file)
+    for line in sentences(comparison):
+        print(line, file=file)
 
 
 def figure_table(comparison: Comparison, marks: bool) -> Table:
