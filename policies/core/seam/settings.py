@@ -24,7 +24,7 @@ class SchedulerSettings:
     one another at the LM head, but no longer than for as many batches as the model has loops.
     """
 
-    max_num_seqs: Amount = 8
+    max_num_seqs: Annotated[int, Within(1, 1_000_000)] = 8
     max_num_batched_tokens: Amount = 1024
     prefill_chunk_size: Amount | None = 16
     decode: Literal["refill", "no_refill"] = "refill"
