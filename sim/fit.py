@@ -7,6 +7,7 @@ stale fit.
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +16,7 @@ import numpy as np
 
 from policies.config.hf_config import shape_from_hf_config
 from policies.core.errors import InputError
-from policies.core.models.shape import SHIPPED_MODELS, ModelShape
+from policies.core.models.shape import HUB_MODELS, SHIPPED_MODELS, ModelShape
 from policies.core.seam.batch import Stage
 from policies.costs.features import Cutting, Work
 from policies.costs.modelfile import FIT_VERSION, SCHEMA, Copies, Errors, ModelFile, read_model
@@ -119,9 +120,9 @@ def shape_of(profile: Profile) -> ModelShape:
     name, dtype = profile.header["model"], profile.header["dtype"]
     if dtype not in DTYPE_BYTES:
         raise InputError(f"{profile.path}: dtype: {dtype!r}, expected one of {', '.join(DTYPE_BYTES)}")
-    if name in SHIPPED_MODELS:
-        shape = SHIPPED_MODELS[name]
-    elif Path(name).exists():
+    if known := SHIPPED_MODELS.get(name) or HUB_MODELS.get(name):
+        shape = known
+    elif os.path.exists(name):
         shape = shape_from_hf_config(Path(name))
     else:
         raise InputError(

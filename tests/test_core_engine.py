@@ -307,9 +307,7 @@ def test_a_request_with_one_output_token_ends_with_its_prompt_and_is_never_fed_b
 
 
 def test_a_stop_learned_late_makes_surplus_rows_that_are_counted_and_never_delivered() -> None:
-    result = run(
-        Atomic(), [Request(0, 0, 4, 9)], SchedulerSettings(inflight=2), world=World(outputs={0: 2})
-    )
+    result = run(Atomic(), [Request(0, 0, 4, 9)], SchedulerSettings(inflight=2), world=World(outputs={0: 2}))
     assert result.records[0].output_tokens == 2
     assert [batch.stage for batch in result.batches][-2:] == ["CODA", "PRELUDE"]
     assert result.engine.scheduler.surplus_rows == 1
