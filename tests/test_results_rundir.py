@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from results_runs import REQUESTS, config_of, identity_of, write_run
 
+from policies.config.runconfig import parse_config
 from policies.core.engine.runlog import BATCH_COLUMNS, RequestRecord, RunLog
 from policies.core.errors import InputError
 from policies.core.seam.batch import Stage
 from policies.core.seam.request import Request, Status
+from results import batchlog, requestlog
 from results.batchlog import read_batches
 from results.find import find_runs
 from results.latency import Latencies
@@ -228,3 +230,33 @@ def test_one_module_opens_the_logs_of_a_run_to_read_them() -> None:
     }
     found.discard("executor/lab/profiling/engine_runs.py")
     assert found == {"results/csvlog.py", "results/frames.py", "results/logcode.py", "results/profile.py"}
+
+
+def test_logs_recorded_before_a_column_existed_read_as_if_it_were_empty_and_are_replayed(
+    tmp_path: Path,
+) -> None:
+    from sim.replay import replay
+    from sim.run import simulate
+
+    raw = {
+        "model": "ouro-tiny",
+        "policy": "wcpb",
+        "workload": {"kind": "synthetic", "num_requests": 5, "prompt_tokens": 40, "output_tokens": 3},
+    }
+    path, _ = simulate(parse_config(raw, tmp_path, "test"), tmp_path / "run", plots=False)
+    for name, columns in (("batches.csv", batchlog.COLUMNS), ("requests.csv", requestlog.COLUMNS)):
+        header, *rows = csv.reader((path / name).read_text().splitlines())
+        kept = [at for at, column in enumerate(header) if column not in columns.later]
+        assert len(header) - len(kept) == len(columns.later) > 0
+        with open(path / name, "w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(
+                [row[at] for at in kept] for row in (header, *rows)
+            )
+    run = load_run(path)
+    assert {batch.fields["reused"] for batch in run.batches()} == {""}
+    assert {batch.exits for batch in run.batches()} == {frozenset()}
+    (frame,) = run.batch_frames(("seq", "grown"))
+    assert frame["grown"].tolist() == [""] * run.summary["num_batches"]
+    assert run.requests()["content"].tolist() == [""] * 5
+    outcome = replay(path)
+    assert outcome.difference is None and outcome.num_batches == run.summary["num_batches"]
