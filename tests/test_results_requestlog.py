@@ -126,7 +126,7 @@ class Watched(Engine):
 def test_during_a_run_the_log_holds_no_record_of_a_request_that_has_ended() -> None:
     requests = [Request(at, 4_000 * at, 10, 3) for at in range(200)]
     scheduler = Scheduler(
-        Wavefront(), OURO_TINY, SchedulerSettings(max_num_seqs=4), CacheSettings(num_blocks=400)
+        Wavefront(), OURO_TINY, SchedulerSettings(max_num_seqs=4, inflight=2), CacheSettings(num_blocks=400)
     )
     ended: list[RequestRecord] = []
     engine = Watched(
