@@ -13,6 +13,8 @@ CONFIG ?=
 SET ?=
 WHOLE_TRACE = case "$$TRACE" in /*|'~'*) trace=$$TRACE;; *) trace=$$PWD/$$TRACE;; esac
 SETS := $(foreach item,$(SET),--set '$(item)')
+# Other settings go to another folder, so that no table or report has two worlds under one name.
+SET_NAME := $(if $(SET),-$(shell printf '%s' '$(SET)' | tr -cs 'A-Za-z0-9._=' '-' | cut -c1-120))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## list the targets
@@ -40,9 +42,9 @@ setup: $(VENV)/.base ## install what simulating needs (no torch)
 simulate: $(VENV)/.base ## compare the four policies in the simulator (TRACE=path replays a trace, CONFIG=sweep.yaml another sweep)
 ifneq ($(TRACE),)
 	@name=$$(basename -- "$$TRACE"); $(WHOLE_TRACE); set -x; \
-	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/trace.yaml) --set "workload.path=$$trace" $(SETS) --out "$(OUT)/trace-$${name%.*}"
+	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/trace.yaml) --set "workload.path=$$trace" $(SETS) --out "$(OUT)/trace-$${name%.*}$(SET_NAME)"
 else
-	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/sweep.yaml) $(SETS) --out $(OUT)/$(basename $(notdir $(or $(CONFIG),simulate)))
+	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/sweep.yaml) $(SETS) --out $(OUT)/$(basename $(notdir $(or $(CONFIG),simulate)))$(SET_NAME)
 endif
 
 # A file with a `grid` is a sweep, any other a single run.

@@ -96,10 +96,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from results.table import print_table
+    from sim.progress import Progress
     from sim.run import simulate
 
     path, summary = simulate(
-        load_config(options.config, options.set), options.out, plots=not options.no_plots
+        load_config(options.config, options.set),
+        options.out,
+        plots=not options.no_plots,
+        on_ended=Progress("requests").count,
     )
     print_table([summary])
     for note in summary["notes"]:
@@ -114,17 +118,28 @@ def _run(options: argparse.Namespace) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     from results.sweep import write_sweep
     from results.table import print_table
+    from sim.progress import Progress
     from sim.sweep import load_cells, run_sweep
 
     _check_jobs(options.jobs)
     out = options.out or Path("results/runs") / options.config.stem
     cells = load_cells(options.config, options.set, out)
-    results = list(run_sweep(cells, options.jobs, not options.no_batches))
+    progress, results = Progress("cells"), []
+    for result in run_sweep(cells, options.jobs, not options.no_batches):
+        results.append(result)
+        if not sys.stderr.isatty():  # there is a bar
+            progress.count(len(cells))
     order = {cell.directory: at for at, cell in enumerate(cells)}
     results.sort(key=lambda result: order[result[0].directory])
     files = write_sweep([(cell.axes, cell.directory, summary) for cell, summary in results], out)
     print_table([summary for _, summary in results])
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
+    others = {path.parent for path in out.glob("cells/*/summary.json")} - {*order}
+    if others:
+        print(
+            f"note: {out} has {len(others)} cells of other sweeps too, and so has a report of it",
+            file=sys.stderr,
+        )
     return 0 if all(summary["status"] == "complete" for _, summary in results) else 1
 
 
@@ -162,7 +177,7 @@ def _fit(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from sim.explain import explain
 
-    explanation = explain(options.device, options.batch, options.stage, options.loops)
+    explanation = explain(options.device, options.batch.strip(), options.stage, options.loops)
     print(json.dumps(explanation.as_json(), indent=1) if options.json else "\n".join(explanation.lines()))
     return 0
 

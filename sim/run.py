@@ -3,6 +3,7 @@ SimPy device."""
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from policies.config.provenance import result_sha256
 from policies.config.runconfig import RunConfig, model_shape
 from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RunLog
+from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, WriteError
 from policies.core.models.shape import ModelShape
@@ -101,14 +102,15 @@ def simulate(
     label: str | None = None,
     plots: bool = True,
     keep_batches: bool = True,
+    on_ended: Callable[[int], None] | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Run `config`, write its run directory, and return where it is and its summary.
 
     `workload` stands in for the config's, whose files may not be here: then the summary has no
-    `input_sha256`. Without `plots` neither pictures nor a Perfetto trace are written. Ctrl-C ends the run as
-    `interrupted`: what was simulated until then is written and marked. Raises `InputError` for a wrong
-    config, `WriteError` when the disk does not take it all, and what the engine raises when an invariant
-    breaks.
+    `input_sha256`. Without `plots` neither pictures nor a Perfetto trace are written. `on_ended` is called
+    with the number of all requests whenever one has ended. Ctrl-C ends the run as `interrupted`: what was
+    simulated until then is written and marked. Raises `InputError` for a wrong config, `WriteError` when the
+    disk does not take it all, and what the engine raises when an invariant breaks.
     """
     simulation = Simulation.prepare(config, workload)
     inputs = {} if workload else {"input_sha256": inputs_sha256(config)}
@@ -116,8 +118,14 @@ def simulate(
     config = simulation.config
     scheduler = simulation.scheduler()
     with RunDirectory.create(config.resolved, identity, out) as directory:
-        log = RunLog(directory.batches, directory.requests.write)
         asked = simulation.workload
+
+        def ended(record: RequestRecord) -> None:
+            directory.requests.write(record)
+            if on_ended is not None:
+                on_ended(len(asked.requests))
+
+        log = RunLog(directory.batches, ended)
         engine = Engine(scheduler, Arrivals(asked.requests, asked.concurrency), log, asked.patience_ns)
         status, broken = run_to_end(engine, simulation)
         summary = write_outputs(

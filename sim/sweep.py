@@ -25,6 +25,7 @@ from rich.progress import (
 from policies.config.grid import load_grid
 from policies.config.runconfig import RunConfig
 from policies.core.errors import InputError
+from policies.process.output import plain_warnings
 from results.identity import RunIdentity
 from results.load import finished_summary
 from results.sweep import workload_labels
@@ -109,6 +110,7 @@ def _check(cells: Sequence[Cell]) -> None:
 
 
 def _run_cell(index: int, cell: Cell, keep_batches: bool) -> tuple[int, dict[str, Any]]:
+    plain_warnings("sim")
     return index, simulate(
         cell.config, cell.directory, label=cell.label, plots=False, keep_batches=keep_batches
     )[1]

@@ -162,3 +162,12 @@ def test_ctrl_c_while_packages_are_loaded_is_one_line() -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "sim: interrupted\n")
+
+
+def test_a_warning_is_one_line_without_our_source() -> None:
+    code = (
+        "import warnings; from policies.process.command import exit_status; "
+        "exit_status('sim', lambda: warnings.warn('far out', stacklevel=1) or 0)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert found.stderr == "sim: warning: far out\n"

@@ -34,7 +34,8 @@ NEVER_IMPORTS = {
     "executor": ("simpy",),
 }
 CLOCK_CALLS = {"now", "utcnow", "today"}
-OFF_THE_SIMULATED_PATH = ("sim/bench.py",)
+OFF_THE_SIMULATED_PATH = ("sim/bench.py", "sim/progress.py")
+"""They tell a person how long it takes; nothing that a simulation does comes back from them."""
 """The benchmark times the simulator from outside; only the command line imports it."""
 
 

@@ -330,3 +330,16 @@ def test_the_package_runs_as_a_program_and_prints_its_commands() -> None:
     )
     assert done.returncode == 0
     assert all(name in done.stdout for name in ("run", "sweep", "replay", "bench"))
+
+
+def test_a_run_says_how_far_it_is(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sim.progress.INTERVAL_S", 0.0)
+    assert status_of("run", config, "--no-plots", "--out", tmp_path / "run") == 0
+    number = json.loads((tmp_path / "run" / "summary.json").read_text())["num_requests"]
+    assert f"{number} of {number} requests after " in capsys.readouterr().err
+
+
+def test_a_blank_at_the_end_of_a_batch_is_no_range() -> None:
+    assert status_of("explain", "h200", "--batch", "0:RECURRENT:0:100:1 ") == 0

@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from results.sweep import workload_labels
 from sim.cli import main
 from sim.sweep import Cell, load_cells, run_sweep
 
+ROOT = Path(__file__).parents[1]
 SWEEP = """\
 base:
   model: ouro-tiny
@@ -233,3 +236,27 @@ def test_a_wrong_number_of_processes_is_one_line_and_status_2(
 ) -> None:
     assert main(["sweep", str(sweep), "--jobs", jobs, "--out", str(sweep.parent / "out")]) == 2
     assert capsys.readouterr().err == f"sim: --jobs: {jobs}, expected -1 or a number of processes\n"
+
+
+def test_a_sweep_says_how_far_it_is_and_what_else_its_folder_holds(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sim.progress.INTERVAL_S", 0.0)
+    out = str(sweep.parent / "out")
+    assert main(["sweep", str(sweep), "--jobs", "1", "--out", out]) == 0
+    errors = capsys.readouterr().err
+    assert "4 of 4 cells after " in errors and "other sweeps" not in errors
+    assert main(["sweep", str(sweep), "--jobs", "1", "--out", out, "--set", "seed=1"]) == 0
+    assert f"note: {out} has 4 cells of other sweeps too" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_keeps_other_settings_in_another_folder() -> None:
+    def folder(*settings: str) -> str:
+        command = ["make", "-n", "-o", ".venv/.base", "simulate", "TRACE=conv.csv", *settings]
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        return found.stdout.rpartition("--out ")[2].strip().strip('"')
+
+    assert folder() == "results/runs/trace-${name%.*}"
+    setting = "SET=workload.limit=3 exit={mode:gate}"
+    assert folder(setting) == "results/runs/trace-${name%.*}-workload.limit=3-exit=-mode-gate-"

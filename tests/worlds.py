@@ -7,31 +7,36 @@ property is tested with it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from random import Random
 
 from log_checker import Replay, Rules, check_log
 from toy_backend import Run, World, model_with, run
 
-from policies.atomic import Atomic
 from policies.core.seam.batch import ExecutionBatch
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
-from policies.mixed import Mixed
-from policies.split import Split
-from policies.wcpb import Wavefront
+from policies.registry import POLICIES
 
-VARIANTS: dict[str, Policy] = {
-    "atomic": Atomic(),
-    "split": Split(),
-    "mixed": Mixed(),
-    "wcpb": Wavefront(),
-    "wcpb-apart": Wavefront(mix_decode=False),
-    "wcpb-staged": Wavefront(fuse_prelude=False),
-    "wcpb-apart-staged": Wavefront(mix_decode=False, fuse_prelude=False),
-}
+
+def variants() -> dict[str, Policy]:
+    """Every policy of the registry by its name, once for every setting of its switches."""
+    found = {}
+    for name, kind in POLICIES.items():
+        switches = [item.name for item in fields(kind) if isinstance(item.default, bool)]
+        for values in product((True, False), repeat=len(switches)):
+            policy = kind(**dict(zip(switches, values, strict=True)))
+            changed = [
+                f"{key}={value}" for key, value in vars(policy).items() if value != getattr(kind(), key)
+            ]
+            found["-".join([name, *changed])] = policy
+    return found
+
+
+VARIANTS = variants()
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class RandomWorld:
             max_num_batched_tokens=self.scheduler.max_num_batched_tokens,
             chunk_tokens=self.scheduler.prefill_chunk_size or self.scheduler.max_num_batched_tokens,
             inflight=self.scheduler.inflight,
-            resident_chunks=self.num_loops if isinstance(policy, Wavefront) else 1,
+            resident_chunks=policy.resident_chunks(self.num_loops),
             num_groups=self.cache.num_blocks // self.cache.planes(self.num_loops),
             block_size=self.cache.block_size,
             max_context_tokens=self.max_context_tokens,

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
 from policies.process.interrupt import raise_on_signals
+from policies.process.output import plain_warnings
 from policies.process.sentences import one_line
 from policies.process.start import is_ours, missing
 
@@ -23,6 +24,7 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
     """Run `action` and return the process's status: its own, 2 for an `InputError` or a missing package, 1
     for a broken rule or disk, 130 for Ctrl-C, SIGTERM and SIGHUP."""
     raise_on_signals()
+    plain_warnings(program)
     try:
         return action()
     except InputError as error:

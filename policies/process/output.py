@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 from typing import TextIO
 
 from policies.core.errors import WriteError
@@ -45,6 +46,11 @@ class Output(io.TextIOWrapper):
         os.close(nowhere)
         if self._is_vital and error.errno != errno.EPIPE:
             raise WriteError(f"standard output: {error.strerror}") from None
+
+
+def plain_warnings(program: str) -> None:
+    """Let a warning be one line, without the line of our source that gave it."""
+    warnings.formatwarning = lambda message, *_, **__: f"{program}: warning: {message}\n"
 
 
 def open_outputs() -> None:
