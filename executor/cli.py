@@ -142,6 +142,8 @@ def _run(options: argparse.Namespace) -> int:
         session, session.runs[0], options.out, plots=not options.no_plots, audit=options.audit
     )
     print_table([summary])
+    for note in summary["notes"]:
+        print(f"note: {note}", file=sys.stderr)
     print(f"run directory: {path}", file=sys.stderr)
     return _status(summary)
 

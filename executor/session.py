@@ -7,6 +7,7 @@ among them.
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,7 +245,7 @@ def local_or_name(config: RunConfig) -> str:
     """`config.model` as `resolve_model` takes it: a shipped name or hub id as it is, a path beside the config
     file made whole."""
     path = locate(config.model, config.base_dir)
-    return str(path) if config.model not in SHIPPED_MODELS and path.exists() else config.model
+    return str(path) if config.model not in SHIPPED_MODELS and os.path.exists(path) else config.model
 
 
 def check_some_request_fits(run: PlannedRun, shape: ModelShape) -> None:

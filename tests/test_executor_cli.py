@@ -233,6 +233,7 @@ def test_a_missing_shard_is_named(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (("--set", "exit={mode: gate, min_loops: 9}"), ("exit: min_loops 9 and max_loops 4",)),
         (("--set", "exit.mode=trace"), ("exit.mode: trace needs the loops of every token",)),
+        (("--set", f"model=/folder/{'a' * 300}"), ("model: expected one of ouro-1.4b",)),
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_no_directory(
@@ -397,3 +398,20 @@ def test_a_cpu_needs_no_triton() -> None:
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors
     assert summary()["status"] == "complete"
+
+
+def test_a_small_model_runs_in_one_thread_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "CPU threads: {}; OMP_NUM_THREADS sets another number"
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    try:
+        assert run() == 0
+        assert note.format(1) in summary()["notes"] and note.format(1) in capsys.readouterr().err
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        torch.set_num_threads(2)
+        assert run() == 0
+        assert note.format(2) in summary()["notes"]
+    finally:
+        torch.set_num_threads(1)

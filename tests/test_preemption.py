@@ -181,7 +181,7 @@ def test_rewinding_forgets_chunks_that_have_not_finished() -> None:
             {"allocation": "incremental"},
             "cache.allocation: incremental needs cache.preemption recompute or swap",
         ),
-        ({"watermark": 1.0}, "cache.watermark: 1.0, expected a fraction"),
+        ({"watermark": 1.0}, "cache.watermark: 1.0, expected below 1"),
         ({"swap_blocks": -1}, "cache.swap_blocks: -1, expected at least 0"),
     ],
 )

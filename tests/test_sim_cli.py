@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.registry import POLICIES
 from sim.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -56,8 +57,7 @@ def environment(**changes: str) -> Mapping[str, str]:
 MISTAKES = [
     (
         "policy.name=wcbp",
-        "policy.name: unknown policy 'wcbp', expected one of atomic, split, mixed, wcpb; did you mean "
-        "'wcpb'?",
+        f"policy.name: unknown policy 'wcbp', expected one of {', '.join(POLICIES)}; did you mean 'wcpb'?",
     ),
     (
         "policy.mix_decoed=true",
