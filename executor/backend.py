@@ -1,29 +1,34 @@
-"""The real world's side of the engine: the wall clock, arrivals as they come due, and a device that runs
-batches in order.
+"""The real world's side of an engine: the wall clock, mail as it comes due, and a device that runs batches in
+order.
 
 Drives the same generator as the simulator. With several batches in flight the host plans the next ones while
-the device runs the first; it waits for the device only when the engine waits.
+the device runs the first; it waits for the device only when the engine waits. Of the engine it knows what it
+is sent; requests come with their allocations.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
 
+from executor.outputs import Outputs
 from executor.runner import Launched, Runner
 from executor.timeline import Timeline
 from policies.core.engine.engine import Engine, advance
 from policies.core.seam.batch import Allocation, ExecutionBatch, Stage
 from policies.core.seam.events import Completion, Event, Submit, Tick
-from policies.core.seam.oracle import early_exits, last_tokens, surplus_rows
-from policies.core.seam.request import ExitOracle, Oracle, Request
+from policies.core.seam.oracle import Foresight
+from policies.core.seam.request import Request
 from policies.costs.limit import Roofline
 
 SPIN_NS = 200_000
 """Closer to an arrival than this the host spins; sleeping would overshoot."""
 LONGEST_SLEEP_NS = 50_000_000
 """A waiting host looks up this often, so that Ctrl-C need not wait for the next arrival."""
+OPEN_SLEEP_NS = 1_000_000
+"""And this often where mail may come from others at any time."""
 
 
 class Observer(Protocol):
@@ -32,16 +37,16 @@ class Observer(Protocol):
 
     def launching(self, batch: ExecutionBatch) -> None: ...
 
-    def collected(self, launched: Launched, stops: frozenset[int]) -> None: ...
+    def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None: ...
 
 
 class DeviceBackend:
     """Runs `engine` on `runner`.
 
-    `make_prompt(request)` gives prompt ids; `roofline` the limit of every batch (None: not known, logged as
-    0); `is_stopped` whether the user wants the run to end; `exits` where tokens leave (None: nowhere, or
-    where a gate on the device says); `tokens` takes the output token ids of every request as they are
-    collected.
+    Of the future it knows what `foresight` says: where a gate on the device decides who leaves early, it asks
+    the gate. `make_prompt(request)` gives prompt ids; `roofline` the limit of every batch (None: not known,
+    logged as 0); `is_stopped` whether the user wants the run to end; `outputs` takes the output token ids of
+    every request as they are collected.
     """
 
     def __init__(
@@ -49,25 +54,26 @@ class DeviceBackend:
         engine: Engine,
         runner: Runner,
         timeline: Timeline,
-        oracle: Oracle,
+        foresight: Foresight,
         make_prompt: Callable[[Request], np.ndarray],
         roofline: Roofline | None,
         observers: tuple[Observer, ...] = (),
         is_stopped: Callable[[], bool] = lambda: False,
-        exits: ExitOracle | None = None,
-        tokens: dict[int, list[int]] | None = None,
+        outputs: Outputs | None = None,
     ) -> None:
         self._engine = engine
+        self._inbox = engine.inbox
         self._runner = runner
         self._timeline = timeline
-        self._oracle = oracle
+        self._foresight = foresight
         self._make_prompt = make_prompt
         self._roofline = roofline
         self._observers = observers
         self._is_stopped = is_stopped
-        self._exits = exits
-        self._host_ns: dict[int, tuple[int, int]] = {}
-        self._tokens = {} if tokens is None else tokens
+        self._outputs = Outputs() if outputs is None else outputs
+        self._in_flight: deque[tuple[ExecutionBatch, int, int]] = deque()
+        """Launched batches with the host's times for choosing and for launching each."""
+        self._sent_ns = 0
 
     def run(self) -> None:
         """Run to the end. Raises what engine and runner raise, and `KeyboardInterrupt` between two steps once
@@ -87,41 +93,47 @@ class DeviceBackend:
                 event: Event = self._submit(command.batch, answered_ns - asked_ns, answered_ns)
             else:
                 event = self._wait(command.until_ns)
+            self._sent_ns = event.now_ns
             asked_ns = self._timeline.now_ns()
             command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch, select_ns: int, answered_ns: int) -> Tick:
-        self._runner.transfer(
-            batch.transfers, {item.request_id: self._prompt(item) for item in batch.allocations}
-        )
+        self._foresight.see(batch.transfers)
+        prompts = {item.request_id: self._prompt(item) for item in batch.transfers.allocations}
+        self._runner.transfer(batch.transfers, prompts)
         for observer in self._observers:
             observer.launching(batch)
-        rule = self._engine.scheduler.exits
-        self._runner.launch(batch, surplus_rows(batch, rule, self._exits) if self._exits else frozenset())
+        self._runner.launch(batch.work, self._foresight.surplus_rows(batch.work))
         now_ns = self._timeline.now_ns()
-        self._host_ns[batch.seq] = (select_ns, now_ns - answered_ns)
-        return Tick(max(now_ns, self._engine.now_ns))
+        self._in_flight.append((batch, select_ns, now_ns - answered_ns))
+        return Tick(max(now_ns, self._sent_ns))
 
     def _prompt(self, allocation: Allocation) -> np.ndarray:
         """What a request that is let in runs as its prompt. Kept output tokens are on the host: nothing of it
         was in flight."""
-        request = self._engine.log.records[allocation.request_id].request
-        prompt = self._make_prompt(request)
+        prompt = self._make_prompt(allocation.request)
         if not allocation.num_kept_tokens:
             return prompt
-        kept = self._tokens[request.request_id][: allocation.num_kept_tokens]
+        kept = self._outputs.of(allocation.request_id)[: allocation.num_kept_tokens]
         return np.concatenate((prompt, np.array(kept, dtype=prompt.dtype)))
 
     def _wait(self, until_ns: int | None) -> Event:
-        runner, timeline = self._runner, self._timeline
+        runner, timeline, inbox = self._runner, self._timeline, self._inbox
         while not self._is_stopped():
             if runner.oldest_is_done():
                 return self._collect()
             now_ns = timeline.now_ns()
+            if inbox.is_open:
+                until_ns = inbox.next_ns()
+                if inbox.is_exhausted and not runner.launched:
+                    return Tick(now_ns)
             if until_ns is not None and now_ns >= until_ns:
                 return Tick(now_ns)
-            if not runner.launched and until_ns is not None and until_ns - now_ns > SPIN_NS:
-                time.sleep(min(until_ns - now_ns - SPIN_NS, LONGEST_SLEEP_NS) / 1e9)
+            if not runner.launched:
+                longest_ns = OPEN_SLEEP_NS if inbox.is_open else LONGEST_SLEEP_NS
+                left_ns = longest_ns if until_ns is None else until_ns - now_ns - SPIN_NS
+                if left_ns > 0:
+                    time.sleep(min(left_ns, longest_ns) / 1e9)
         raise KeyboardInterrupt
 
     def _collect(self) -> Completion:
@@ -131,28 +143,23 @@ class DeviceBackend:
         between the time the batch was formed and the time it was seen to be done.
         """
         launched, started_ns, finished_ns = self._runner.collect()
-        batch = launched.batch
-        now_ns = max(self._timeline.now_ns(), self._engine.now_ns)
+        batch, select_ns, host_ns = self._in_flight.popleft()
+        work = batch.work
+        now_ns = max(self._timeline.now_ns(), self._sent_ns)
         finished_ns = min(max(finished_ns, batch.formed_ns), now_ns)
         started_ns = min(max(started_ns, batch.formed_ns), finished_ns)
-        records = self._engine.log.records
-        stops = last_tokens(batch, records, self._oracle)
+        stops = self._outputs.unended(self._foresight.stops(work))
         for observer in self._observers:
-            observer.collected(launched, stops)
-        if batch.stage is Stage.CODA:
+            observer.collected(batch, launched, stops)
+        if work.stage is Stage.CODA:
             assert launched.tokens is not None
-            for item, token in zip(batch.ranges, launched.tokens.tolist(), strict=True):
-                if item.request_id in records:  # else it had ended: surplus
-                    self._tokens.setdefault(item.request_id, []).append(token)
-        exits = frozenset(left_by_gate(launched))
-        if self._exits:
-            exits = early_exits(batch, self._engine.scheduler.exits, self._exits)
-        select_ns, host_ns = self._host_ns.pop(batch.seq)
+            for item, token in zip(work.ranges, launched.tokens.tolist(), strict=True):
+                self._outputs.sampled(item.request_id, token)
+        exits = self._foresight.early_exits(work) | frozenset(left_by_gate(launched))
         limit_ns = 0
         if self._roofline is not None:
-            limit_ns = self._roofline.limit_ns(batch) + self._roofline.device.transfer_ns(
-                batch.transfers.swapped_bytes
-            )
+            transfer_ns = self._roofline.device.transfer_ns(batch.transfers.swapped_bytes)
+            limit_ns = self._roofline.limit_ns(work) + transfer_ns
         return Completion(
             batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits
         )
@@ -163,7 +170,7 @@ def left_by_gate(launched: Launched) -> Iterator[int]:
     if launched.decisions is None:
         return
     decisions, row = launched.decisions.tolist(), 0
-    for item in launched.batch.ranges:
+    for item in launched.work.ranges:
         if decisions[row]:
             yield item.request_id
         row += item.token_count

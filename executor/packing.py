@@ -1,4 +1,4 @@
-"""From an `ExecutionBatch` to a packed metadata buffer: which rows are read from where, run at which depth,
+"""From `Work` to a packed metadata buffer: which rows are read from where, run at which depth,
 and written to where.
 
 Knows the hidden pool's layout and the prompts; knows no kernel and launches nothing.
@@ -12,7 +12,7 @@ import numpy as np
 from executor.kernels.meta import HostMeta
 from executor.kernels.worklist import PackedBatch, Packer
 from executor.pools import Pools
-from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import PROMPT_STAGES, ScheduledRange, Stage, Work
 
 
 @dataclass(slots=True)
@@ -41,36 +41,34 @@ class BatchPacker:
     def pack(
         self,
         host: HostMeta,
-        batch: ExecutionBatch,
+        work: Work,
         requests: Mapping[int, RunningRequest],
         surplus: frozenset[int] = frozenset(),
     ) -> PackedBatch:
-        """Fill `host` for `batch`; rows lie in batch order. Decode rows of the requests in `surplus` write
+        """Fill `host` for `work`; rows lie in batch order. Decode rows of the requests in `surplus` write
         nothing.
 
         Where no depth runs only a token that left early has a K/V address: the one that CODA copies from.
         """
-        if batch.loop_count:
-            return self._pack_depths(host, batch, requests, surplus)
+        if work.loop_count:
+            return self._pack_depths(host, work, requests, surplus)
         host.row_fields[1:] = -1
-        if batch.stage is Stage.PREFILLING_PRELUDE:
-            self._pack_staging(host, batch, requests)
+        if work.stage is Stage.PREFILLING_PRELUDE:
+            self._pack_staging(host, work, requests)
         else:
-            rings = np.array([requests[item.request_id].ring_id for item in batch.ranges])
-            host.sampled_rows[: batch.rows] = rings
-            ends = host.target_rows if batch.stage is Stage.PRELUDE else host.source_rows
-            ends[: batch.rows] = rings * self._rows_per_ring + self._decode_offset
-            for row, item in enumerate(batch.ranges):
-                if item.depth and batch.has_planes:
+            rings = np.array([requests[item.request_id].ring_id for item in work.ranges])
+            host.sampled_rows[: work.rows] = rings
+            ends = host.target_rows if work.stage is Stage.PRELUDE else host.source_rows
+            ends[: work.rows] = rings * self._rows_per_ring + self._decode_offset
+            for row, item in enumerate(work.ranges):
+                if item.depth and work.has_planes:
                     host.slots[row] = self._exit_slot(requests[item.request_id], item)
-        return PackedBatch(batch.rows, 0, host.layout.combine_offset)
+        return PackedBatch(work.rows, 0, host.layout.combine_offset)
 
-    def _pack_staging(
-        self, host: HostMeta, batch: ExecutionBatch, requests: Mapping[int, RunningRequest]
-    ) -> None:
+    def _pack_staging(self, host: HostMeta, work: Work, requests: Mapping[int, RunningRequest]) -> None:
         """Prompt tokens to their places in the hidden rings."""
         row = 0
-        for item in batch.ranges:
+        for item in work.ranges:
             request, end = requests[item.request_id], row + item.token_count
             first = self._prompt_row(request.ring_id, item)
             host.token_ids[row:end] = request.prompt[item.token_start : item.token_end]
@@ -86,7 +84,7 @@ class BatchPacker:
     def _pack_depths(
         self,
         host: HostMeta,
-        batch: ExecutionBatch,
+        work: Work,
         requests: Mapping[int, RunningRequest],
         surplus: frozenset[int],
     ) -> PackedBatch:
@@ -97,15 +95,16 @@ class BatchPacker:
         kept: list[tuple[int, int]] = []
         decoded: list[tuple[int, int]] = []
         silent: list[int] = []
-        last_start = self._num_loops - batch.loop_count
+        last_start = self._num_loops - work.loop_count
         row = 0
-        for item in batch.ranges:
-            request_id, stage, depth, start, count = item[:5]
+        for item in work.ranges:
+            request_id, depth = item.request_id, item.depth
+            start, count = item.token_start, item.token_count
             request = requests[request_id]
             ring_id = request.ring_id
             decode_row = ring_id * self._rows_per_ring + self._decode_offset
             plane = depth if self._planes > 1 else 0
-            if stage in PROMPT_STAGES:
+            if item.stage in PROMPT_STAGES:
                 first = self._prompt_row(ring_id, item)
                 target = first if depth < last_start else -1
                 if target < 0 and start + count == len(request.prompt):

@@ -30,7 +30,7 @@ from executor.model.forward import (
 from executor.model.sampling import SamplingRows, greedy, sample
 from executor.pools import Pools
 from policies.config.runconfig import SamplingSettings
-from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.batch import Stage, Work
 from policies.core.seam.exits import ExitRule
 
 BUCKETS = (
@@ -140,16 +140,14 @@ class Programs:
             )
         return bucket
 
-    def run(
-        self, batch: ExecutionBatch, bucket: Bucket, tile_rows: int, gate: GateRule | None = None
-    ) -> None:
-        """Enqueue the program of `batch`, whose metadata copy has been enqueued before; `gate` decides on its
+    def run(self, work: Work, bucket: Bucket, tile_rows: int, gate: GateRule | None = None) -> None:
+        """Enqueue the program of `work`, whose metadata copy has been enqueued before; `gate` decides on its
         decode rows."""
         rows = bucket.meta.layout.max_rows
-        if batch.loop_count:
-            key = ProgramKey("recurrent", rows, tile_rows, batch.loop_count, gate)
-        elif batch.stage is Stage.CODA:
-            key = ProgramKey("coda-exits" if batch.exit_depths else "coda", rows, 0, 0)
+        if work.loop_count:
+            key = ProgramKey("recurrent", rows, tile_rows, work.loop_count, gate)
+        elif work.stage is Stage.CODA:
+            key = ProgramKey("coda-exits" if work.exit_depths else "coda", rows, 0, 0)
         else:
             key = ProgramKey("prelude", rows, 0, 0)
         graph = self._graph_of(key)

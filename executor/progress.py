@@ -53,8 +53,8 @@ class RunProgress:
     def launching(self, batch: ExecutionBatch) -> None:
         """Nothing to show."""
 
-    def collected(self, launched: Launched, stops: frozenset[int]) -> None:
-        """Count the requests that `launched` ended; redraw once a second."""
+    def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None:
+        """Count the requests that `batch` ended; redraw once a second."""
         if not stops:
             return
         self._num_done += len(stops)

@@ -5,7 +5,7 @@ import gc
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +17,18 @@ from executor.backend import DeviceBackend, Observer
 from executor.checks.audit import AddressAudit
 from executor.checks.fingerprint import Fingerprints
 from executor.errors import RunError
+from executor.outputs import Outputs
 from executor.progress import RunProgress
 from executor.prompts import prompt_ids
 from executor.runner import Runner
 from executor.session import PlannedRun, Session, tokens_sha256
 from executor.source import inputs_sha256
 from executor.timeline import make_timeline
+from policies.assembly import assemble
 from policies.config.ignored import ignored_keys
-from policies.core.engine.arrivals import Arrivals
-from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RequestRecord, RunLog
-from policies.core.engine.scheduler import Scheduler
+from policies.core.engine.runlog import RequestRecord
 from policies.core.errors import WriteError
+from policies.core.seam.oracle import Foresight
 from policies.costs.limit import Roofline
 from policies.process.interrupt import CtrlC
 from results.files import drafted
@@ -74,22 +74,19 @@ def execute(
     together.
     """
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
-    scheduler = Scheduler(config.policy, shape, config.scheduler, config.cache, config.exit)
+    rule = config.exit.rule(shape.num_loops)
     identity = RunIdentity.from_config(config.resolved, "executor", shape.num_loops, label, session.card)
     address_audit = make_audit(session, run) if audit else None
     inputs = {"input_sha256": inputs_sha256(config, session.uses_graphs)}
     with RunDirectory.create(config.resolved, identity, out) as directory:
         (directory.path / TOKENS).unlink(missing_ok=True)
-        tokens: dict[int, list[int]] = {}
+        outputs = Outputs()
 
         def ended(record: RequestRecord) -> None:
-            drop_undelivered(tokens, record)
+            outputs.ended(record)
             directory.requests.write(record)
 
-        log = RunLog(directory.batches, ended)
-        engine = Engine(
-            scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns
-        )
+        engine = assemble(config, shape, workload.clients(), directory.batches, ended)
         session.warm_up(
             min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens), config.exit
         )
@@ -117,22 +114,22 @@ def execute(
                 engine,
                 runner,
                 timeline,
-                workload.oracle,
+                Foresight(workload.oracle, run.exit_oracle(rule), rule),
                 lambda request: prompt_ids(config.seed, request, shape.vocab_size),
                 Roofline(session.shape, session.facts) if session.facts else None,
                 (progress, *observers),
                 lambda: ctrl_c.is_pressed,
-                run.exit_oracle(scheduler.exits),
-                tokens,
+                outputs,
             )
             ending = run_to_end(backend.run, session.synchronize)
             at_end = session.sensors.read()
-        for record in log.records.values():
-            drop_undelivered(tokens, record)
+        for record in engine.log.records.values():
+            outputs.ended(record)
+        tokens = outputs.by_request
         summary = write_outputs(
             directory,
-            log,
-            scheduler,
+            engine.log,
+            engine.scheduler,
             identity,
             config=config.resolved,
             status=ending.status,
@@ -162,7 +159,8 @@ def execute(
         )
     if ending.error is not None:
         where = (
-            f"after {log.totals.num_batches} batches; what had finished is in {directory.path}, marked failed"
+            f"after {engine.log.totals.num_batches} batches; what had finished is in {directory.path}, "
+            "marked failed"
         )
         raise RunError(f"the run failed {where}: {one_line(ending.error)}") from ending.error
     return directory.path, summary, tokens
@@ -221,11 +219,6 @@ def one_line(error: BaseException) -> str:
     """`TypeOfError: first line of its message`."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def drop_undelivered(tokens: Mapping[int, list[int]], record: RequestRecord) -> None:
-    """A token that was sampled for a client who had hung up is not an output."""
-    del tokens.get(record.request.request_id, [])[record.output_tokens :]
 
 
 def write_tokens(path: Path, tokens: dict[int, list[int]]) -> None:

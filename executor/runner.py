@@ -24,7 +24,7 @@ from executor.pools import Pools
 from executor.programs import Programs
 from executor.swap import SwapSpace
 from executor.timeline import Mark, Timeline
-from policies.core.seam.batch import ExecutionBatch, Stage, Transfers
+from policies.core.seam.batch import Stage, Transfers, Work
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Launched:
     an exit gate said of each row; both are valid once `end` has passed. `swapped` is where copies from and to
     host memory, which it begins with, end."""
 
-    batch: ExecutionBatch
+    work: Work
     start: Mark
     swapped: Mark | None
     end: Mark
@@ -105,7 +105,7 @@ class Runner:
         if self._swap is not None:
             self._swap_out(self._swap, transfers)
         for allocation in transfers.allocations:
-            request_id, groups, ring_id, *_ = allocation
+            request_id, ring_id, groups = allocation.request_id, allocation.ring_id, allocation.block_groups
             self.requests[request_id] = RunningRequest(request_id, ring_id, prompts[request_id], groups)
             self._pools.admit(allocation)
         for growth in transfers.growths:
@@ -125,29 +125,29 @@ class Runner:
             if item.is_swapped:
                 swap.take_out(item.request_id, item.ring_id, len(item.block_groups))
 
-    def launch(self, batch: ExecutionBatch, surplus: frozenset[int] = frozenset()) -> None:
-        """Hand `batch` to the device, after its `transfer`; decode rows of the requests in `surplus` are
+    def launch(self, work: Work, surplus: frozenset[int] = frozenset()) -> None:
+        """Hand `work` to the device, after its `transfer`; decode rows of the requests in `surplus` are
         known to have left the loop and leave no trace."""
-        bucket = self._programs.bucket_for(batch.rows)
+        bucket = self._programs.bucket_for(work.rows)
         host = bucket.next_host()
-        packed = self._packer.pack(host, batch, self.requests, surplus)
+        packed = self._packer.pack(host, work, self.requests, surplus)
         if self._audit is not None:
-            self._audit.check(batch, host, surplus)
-        is_coda = batch.stage is Stage.CODA
-        gate = self._gate if batch.stage is Stage.RECURRENT else None
+            self._audit.check(work, host, surplus)
+        is_coda = work.stage is Stage.CODA
+        gate = self._gate if work.stage is Stage.RECURRENT else None
         if is_coda and self._programs.is_random:
             self._programs.set_seeds(
-                [row_seed(self._seed, item.request_id, item.token_start) for item in batch.ranges]
+                [row_seed(self._seed, item.request_id, item.token_start) for item in work.ranges]
             )
         start, swapped = self._swap_marks or (self._timeline.mark(), None)
         bucket.meta.update(host, packed.num_words)
-        self._programs.run(batch, bucket, packed.tile_rows, gate)
-        tokens = self._programs.copy_tokens(batch.rows) if is_coda else None
-        decisions = self._programs.copy_decisions(batch.rows) if gate else None
+        self._programs.run(work, bucket, packed.tile_rows, gate)
+        tokens = self._programs.copy_tokens(work.rows) if is_coda else None
+        decisions = self._programs.copy_decisions(work.rows) if gate else None
         end = self._timeline.mark()
-        self._rows += batch.rows
+        self._rows += work.rows
         self._padded_rows += bucket.meta.layout.max_rows
-        self.launched.append(Launched(batch, start, swapped, end, tokens, decisions))
+        self.launched.append(Launched(work, start, swapped, end, tokens, decisions))
 
     def oldest_is_done(self) -> bool:
         """Whether the oldest launched batch has left the device."""

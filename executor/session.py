@@ -28,9 +28,9 @@ from executor.programs import Programs
 from executor.sensors import Sensors
 from executor.source import kernel_sha256
 from executor.swap import SwapSpace
+from policies.assembly import assemble
 from policies.config.overrides import locate
 from policies.config.runconfig import RunConfig
-from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError
 from policies.core.models.shape import SHIPPED_MODELS, ModelShape
 from policies.core.seam.exits import ExitRule, ExitSettings
@@ -252,7 +252,7 @@ def check_some_request_fits(run: PlannedRun, shape: ModelShape) -> None:
     """Raise `InputError` when context or KV pool refuse every request of `run`: it would end without having
     shown anything."""
     config = run.config
-    scheduler = Scheduler(config.policy, run.shape(shape), config.scheduler, config.cache, config.exit)
+    scheduler = assemble(config, run.shape(shape), run.workload.clients()).scheduler
     refusals = ((request.request_id, scheduler.refusal(request)) for request in run.workload.requests)
     request_id, reason = next(refusals)
     if reason is not None and all(other is not None for _, other in refusals):

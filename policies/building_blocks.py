@@ -1,13 +1,16 @@
-"""The order among stages that all policies share, and the rule that says when a batch must come back early.
+"""What policies are made of: the order among stages that all share, decode rows, prompt ranges, and the rule
+that says when a batch must come back early.
 
 Building blocks for a policy's `select`; none of them knows a policy.
 """
 
 from collections.abc import Callable, Sequence
 
-from policies.core.seam.batch import ScheduledRange, Selection, Stage
-from policies.core.seam.policy import decode_row, prompt_range
+from policies.core.seam.batch import Proposal, Selection
 from policies.core.seam.view import RequestView, View
+
+PromptRanges = Callable[[View, int], list[Proposal]]
+"""A policy's prompt ranges for a batch: at most so many rows."""
 
 
 def in_stage_order(view: View, prompt_batch: Callable[[View], Selection | None]) -> Selection | None:
@@ -28,6 +31,28 @@ def in_stage_order(view: View, prompt_batch: Callable[[View], Selection | None])
     return decode_batch(view)
 
 
+def beside_decode(
+    view: View, prompt_ranges: PromptRanges, prompt_batch: Callable[[View], Selection | None]
+) -> Selection | None:
+    """Decode stages around recurrent batches that decode rows and prompt ranges share.
+
+    They take turns only where decode rows alone fill a whole batch: then `prompt_batch` has its turn in stage
+    order, as it has where nobody loops.
+    """
+    max_rows = view.limits.max_num_batched_tokens - len(view.looping)
+    if max_rows <= 0:
+        return in_stage_order(view, prompt_batch)
+    early = token_stages(view)
+    if early is not None:
+        return early
+    if not view.looping:
+        return prompt_batch(view)
+    ranges = prompt_ranges(view, max_rows)
+    if not ranges:
+        return decode_batch(view)
+    return Selection((*decode_rows(view, view.looping), *ranges), 1)
+
+
 def token_stages(view: View) -> Selection | None:
     """The PRELUDE or CODA batch that is due before recurrent work, if any.
 
@@ -38,13 +63,13 @@ def token_stages(view: View) -> Selection | None:
     if view.limits.decode == "no_refill" and view.looping:
         return None
     if view.preludes:
-        return token_batch(view, Stage.PRELUDE, view.preludes)
+        return Selection(decode_rows(view, view.preludes), 0)
     if view.codas and (
         len(view.codas) >= view.limits.min_coda_batch_size
         or not (view.looping or view.prompts)
         or _waits_too_long(view)
     ):
-        return token_batch(view, Stage.CODA, view.codas)
+        return Selection(decode_rows(view, view.codas), 0)
     return None
 
 
@@ -53,10 +78,14 @@ def _waits_too_long(view: View) -> bool:
     return newest_seq - min([request.last_seq for request in view.codas]) >= view.num_loops
 
 
-def token_batch(view: View, stage: Stage, requests: Sequence[RequestView]) -> Selection:
-    """One PRELUDE or CODA row for each request, as the row budget allows, longest waiting first."""
-    return Selection(
-        stage, tuple([decode_row(request, stage) for request in within_budget(view, requests)]), 0
+def decode_rows(view: View, requests: Sequence[RequestView]) -> tuple[Proposal, ...]:
+    """One row for each request, at its position and depth, as the row budget allows, longest waiting
+    first."""
+    return tuple(
+        [
+            Proposal(request.request_id, request.depth, request.position, request.position + 1)
+            for request in within_budget(view, requests)
+        ]
     )
 
 
@@ -68,15 +97,14 @@ def decode_batch(view: View) -> Selection | None:
     """
     if not view.looping:
         return None
-    requests, stage = within_budget(view, view.looping), Stage.RECURRENT
-    ranges = tuple([decode_row(request, stage) for request in requests])
+    ranges = decode_rows(view, view.looping)
     depth = ranges[0].depth
     needs_boundary = (
-        len(requests) < len(view.looping)
+        len(ranges) < len(view.looping)
         or any([item.depth != depth for item in ranges])
         or (view.limits.decode == "refill" and bool(view.codas or view.preludes))
     )
-    return Selection(stage, ranges, 1 if needs_boundary else view.exits.boundary(depth) - depth)
+    return Selection(ranges, 1 if needs_boundary else view.exits.boundary(depth) - depth)
 
 
 def within_budget(view: View, requests: Sequence[RequestView]) -> Sequence[RequestView]:
@@ -87,7 +115,7 @@ def within_budget(view: View, requests: Sequence[RequestView]) -> Sequence[Reque
     return sorted(requests, key=lambda request: (request.last_seq, request.order))[:budget]
 
 
-def oldest_chunk_ranges(view: View, stage: Stage, max_rows: int) -> list[ScheduledRange]:
+def oldest_chunks(view: View, max_rows: int) -> list[Proposal]:
     """One range for each prompt, inside its oldest unfinished chunk and at the deepest depth that is ready.
 
     Without a wavefront a request has one chunk at a time, so the deepest ready range is the only one that
@@ -100,12 +128,12 @@ def oldest_chunk_ranges(view: View, stage: Stage, max_rows: int) -> list[Schedul
         depth, start, end = request.prompt.deepest_ready()
         end = min(end, start + max_rows)
         if end > start:
-            ranges.append(prompt_range(request, stage, depth, start, end))
+            ranges.append(Proposal(request.request_id, depth, start, end))
             max_rows -= end - start
     return ranges
 
 
-def prompt_selection(view: View, ranges: list[ScheduledRange], comes_back: bool) -> Selection | None:
+def prompt_selection(ranges: list[Proposal], comes_back: bool) -> Selection | None:
     """Prompt ranges as a batch: through all remaining depths, or one depth when something needs the boundary.
 
     `comes_back` is the policy's concrete reason to return before the chunk finishes. Ranges at different
@@ -113,18 +141,5 @@ def prompt_selection(view: View, ranges: list[ScheduledRange], comes_back: bool)
     """
     if not ranges:
         return None
-    depth = ranges[0].depth
-    if comes_back or any([item.depth != depth for item in ranges]):
-        return Selection(Stage.PREFILLING_RECURRENT, with_stage(ranges, Stage.PREFILLING_RECURRENT), 1)
-    return Selection(Stage.PREFILL, with_stage(ranges, Stage.PREFILL), view.num_loops - depth)
-
-
-def with_stage(ranges: Sequence[ScheduledRange], stage: Stage) -> tuple[ScheduledRange, ...]:
-    return tuple([item if item.stage is stage else item._replace(stage=stage) for item in ranges])
-
-
-def mixed_selection(view: View, ranges: Sequence[ScheduledRange]) -> Selection:
-    """Decode rows and prompt ranges in one batch, one depth: both kinds need the boundary."""
-    stage = Stage.RECURRENT
-    rows = [decode_row(request, stage) for request in within_budget(view, view.looping)]
-    return Selection(stage, (*rows, *ranges), 1)
+    is_ragged = any([item.depth != ranges[0].depth for item in ranges])
+    return Selection(tuple(ranges), 1 if comes_back or is_ragged else None)

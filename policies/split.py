@@ -4,8 +4,8 @@ a batch."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.building_blocks import in_stage_order, oldest_chunk_ranges, prompt_selection
-from policies.core.seam.batch import Selection, Stage
+from policies.building_blocks import in_stage_order, oldest_chunks, prompt_selection
+from policies.core.seam.batch import Selection
 from policies.core.seam.policy import Policy
 from policies.core.seam.view import View
 
@@ -20,5 +20,5 @@ class Split(Policy):
         return in_stage_order(view, self._prompt_batch)
 
     def _prompt_batch(self, view: View) -> Selection | None:
-        ranges = oldest_chunk_ranges(view, Stage.PREFILL, view.limits.max_num_batched_tokens)
-        return prompt_selection(view, ranges, comes_back=view.has_decode_work)
+        ranges = oldest_chunks(view, view.limits.max_num_batched_tokens)
+        return prompt_selection(ranges, comes_back=view.has_decode_work)

@@ -5,15 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.building_blocks import (
-    decode_batch,
-    in_stage_order,
-    mixed_selection,
-    prompt_selection,
-    token_stages,
-)
-from policies.core.seam.batch import ScheduledRange, Selection, Stage
-from policies.core.seam.policy import Policy, prompt_range
+from policies.building_blocks import beside_decode, in_stage_order, prompt_selection, token_stages
+from policies.core.seam.batch import Proposal, Selection
+from policies.core.seam.policy import Policy
 from policies.core.seam.view import RequestView, View
 
 
@@ -34,53 +28,48 @@ class Wavefront(Policy):
     fuse_prelude: bool = True
 
     def select(self, view: View) -> Selection | None:
-        if not self.mix_decode or len(view.looping) >= view.limits.max_num_batched_tokens:
+        if not self.mix_decode:
             return in_stage_order(view, self._prompt_batch)
-        early = token_stages(view)
-        if early is not None:
-            return early
-        if not view.looping:
-            return self._prompt_batch(view)
-        staging = self._staging(view)
-        if staging is not None:
-            return staging
-        ranges = self._wavefront(view, view.limits.max_num_batched_tokens - len(view.looping))
-        return mixed_selection(view, ranges) if ranges else decode_batch(view)
+        if not self.fuse_prelude and view.looping and len(view.looping) < view.limits.max_num_batched_tokens:
+            # A staging of its own goes before the recurrent batch that it is staged for.
+            early = token_stages(view) or self._staging(view)
+            if early is not None:
+                return early
+        return beside_decode(view, self._wavefront, self._prompt_batch)
 
     def _prompt_batch(self, view: View) -> Selection | None:
-        staging = self._staging(view)
+        staging = None if self.fuse_prelude else self._staging(view)
         if staging is not None:
             return staging
         ranges = self._wavefront(view, view.limits.max_num_batched_tokens)
-        return prompt_selection(view, ranges, comes_back=view.has_decode_work or self._regroups(view, ranges))
+        return prompt_selection(ranges, comes_back=view.has_decode_work or self._regroups(view, ranges))
 
     def _staging(self, view: View) -> Selection | None:
-        """Embed the next chunk of every prompt whose ring has a free slot, when staging is a batch of its
-        own."""
-        if self.fuse_prelude:
-            return None
-        ranges: list[ScheduledRange] = []
+        """Embed the next chunk of every prompt whose ring has a free slot."""
+        ranges: list[Proposal] = []
         max_rows = view.limits.max_num_batched_tokens
         for request in view.prompts:
             start, end = request.prompt.stageable()
             end = min(end, start + max_rows)
             if end > start:
-                ranges.append(prompt_range(request, Stage.PREFILLING_PRELUDE, 0, start, end))
+                ranges.append(Proposal(request.request_id, 0, start, end))
                 max_rows -= end - start
-        return Selection(Stage.PREFILLING_PRELUDE, tuple(ranges), 0) if ranges else None
+        return Selection(tuple(ranges), 0) if ranges else None
 
-    def _wavefront(self, view: View, max_rows: int) -> list[ScheduledRange]:
+    def _wavefront(self, view: View, max_rows: int) -> list[Proposal]:
         """Ready ranges, round-robin over requests, each request's deepest first: its oldest chunk leaves the
         ring soonest.
 
         Where not even one chunk of every request fits, the round begins with the request scheduled longest
         ago.
         """
-        ranges: list[ScheduledRange] = []
+        ranges: list[Proposal] = []
         requests = view.prompts
         if len(requests) * view.limits.chunk_tokens > max_rows:
-            requests = sorted(
-                requests, key=lambda request: (self._rank(view, request), request.last_seq, request.order)
+            requests = tuple(
+                sorted(
+                    requests, key=lambda request: (self._rank(view, request), request.last_seq, request.order)
+                )
             )
         turns = [self._ready_ranges(request, view.num_loops) for request in requests]
         while turns and max_rows > 0:
@@ -89,10 +78,10 @@ class Wavefront(Policy):
                 item = next(turn, None)
                 if item is None or max_rows == 0:
                     continue
-                if item.token_count > max_rows:
-                    item = item._replace(token_count=max_rows)
+                if item.end - item.start > max_rows:
+                    item = item._replace(end=item.start + max_rows)
                 ranges.append(item)
-                max_rows -= item.token_count
+                max_rows -= item.end - item.start
                 still_ready.append(turn)
             turns = still_ready
         return ranges
@@ -100,18 +89,18 @@ class Wavefront(Policy):
     def _rank(self, view: View, request: RequestView) -> int:
         return request.priority if view.limits.admission == "priority" else 0
 
-    def _ready_ranges(self, request: RequestView, num_loops: int) -> Iterator[ScheduledRange]:
+    def _ready_ranges(self, request: RequestView, num_loops: int) -> Iterator[Proposal]:
         for depth in range(num_loops - 1, -1, -1):
             start, end = request.prompt.ready(depth, self.fuse_prelude)
             if end > start:
-                yield prompt_range(request, Stage.PREFILLING_RECURRENT, depth, start, end)
+                yield Proposal(request.request_id, depth, start, end)
 
-    def _regroups(self, view: View, ranges: list[ScheduledRange]) -> bool:
+    def _regroups(self, view: View, ranges: list[Proposal]) -> bool:
         """Whether another chunk could join at the next depth: not when every prompt's last tokens are all in
         this batch."""
         prompts = {request.request_id: request for request in view.prompts}
         return len(ranges) < len(prompts) or any(
-            item.token_end < prompts[item.request_id].prompt_tokens
-            or item.token_start > prompts[item.request_id].prompt.num_prefilled_tokens
+            item.end < prompts[item.request_id].prompt_tokens
+            or item.start > prompts[item.request_id].prompt.num_prefilled_tokens
             for item in ranges
         )

@@ -32,7 +32,7 @@ from statistics import median_low
 from typing import TextIO
 
 from policies.core.errors import InputError
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import ScheduledRange, Stage, Work
 from results.batchlog import parse_ranges
 
 SCHEMA = "1"
@@ -107,8 +107,8 @@ class ProfileRow:
         """What is measured: lines with equal keys are visits of one case."""
         return (self.kind, self.case, f"{self.stage or ''} {self.loop_count} {self.ranges}")
 
-    def batch(self) -> ExecutionBatch:
-        """The measured batch, with sequence number 0. Raises `ValueError` for a row without one."""
+    def work(self) -> Work:
+        """What was measured. Raises `ValueError` for a row without one."""
         if self.stage is None or self.loop_count is None:
             raise ValueError(f"profile row {self.case!r} of kind {self.kind} has no batch")
         ranges = tuple(
@@ -122,10 +122,7 @@ class ProfileRow:
             )
             for item in parse_ranges(self.ranges)
         )
-        rows = sum(item.token_count for item in ranges)
-        return ExecutionBatch(
-            0, self.stage, self.loop_count, ranges, rows, len({item.request_id for item in ranges}), 0, -1
-        )
+        return Work.of(self.stage, self.loop_count, ranges)
 
     def fields(self) -> list[str]:
         """The row as CSV fields in the order of `COLUMNS`."""
@@ -249,8 +246,8 @@ def _row(line: str, path: Path, number: int) -> ProfileRow:
             ranges=named["ranges"],
             **numbers,
         )
-        if row.stage is not None and row.batch().rows != row.rows:
-            raise ValueError(f"{row.rows} rows, its ranges have {row.batch().rows}")
+        if row.stage is not None and row.work().rows != row.rows:
+            raise ValueError(f"{row.rows} rows, its ranges have {row.work().rows}")
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path} line {number}: {error}") from None
     return row

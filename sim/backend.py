@@ -1,13 +1,17 @@
-"""The SimPy world: a host process that drives the engine and a device process that runs batches one after
-another.
+"""The SimPy world of one engine: a host process that drives it and a device process that runs batches one
+after another.
 
 It does what `executor/backend.py` does. The host chooses a batch, packs it, launches it. The device, a FIFO,
 begins a batch when it is packed and the one before it has ended; how soon after packing it can end depends on
 the launch, which an idle device waits for. With several batches in flight the host's time hides behind the
-device's. A host that waits learns of an end a little later. Simulated time is integer nanoseconds throughout.
-While the host works its own time runs ahead of SimPy's, and what it does takes effect at the times it names;
-SimPy catches up when the host waits. The host's time for a batch varies, as the real host's does, by a factor
-from a log-normal stream of the run's seed; batches of one shape take the device the same time.
+device's. A host that waits learns of an end a little later.
+
+Any number of engines share the environment that they are given. Simulated time is integer nanoseconds
+throughout. While the host works its own time runs ahead of SimPy's, and what it does takes effect at the
+times it names; SimPy catches up when the host waits, and, where others may post to the engine's inbox, after
+every step of the host: what they post until then is there. The host's time for a batch varies, as the real
+host's does, by a factor from a log-normal stream of the run's seed; batches of one shape take the device the
+same time.
 """
 
 import random
@@ -16,15 +20,20 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import simpy
+from simpy.events import EventPriority
 
 from policies.core.engine.engine import Engine, advance
+from policies.core.errors import StuckError
 from policies.core.seam.batch import ExecutionBatch
 from policies.core.seam.events import Completion, Event, Submit, Tick
-from policies.core.seam.oracle import early_exits, last_tokens
-from policies.core.seam.request import ExitOracle, Oracle
+from policies.core.seam.inbox import Mailbox
+from policies.core.seam.oracle import Foresight
 from policies.costs.latency import LatencyModel, Prediction
 
 SimProcess = Generator[simpy.Event, Any, None]
+LAST_OF_ITS_TIME = EventPriority(2)
+"""A SimPy priority below NORMAL: the host looks into its inbox when everything else of an instant has
+happened."""
 
 
 class Launched(NamedTuple):
@@ -47,8 +56,7 @@ class Done(NamedTuple):
 
 
 class SimBackend:
-    """Drives one `engine` in simulated time. `oracle` says when a request's true output ends, `exits` where
-    its tokens leave (None: nowhere early); only this class reads them.
+    """Runs `engine` in `env`. Of the future it knows what `foresight` says; only this class asks it.
 
     `seed` is that of the run; `is_stopped` is asked between two steps; when it answers True the run ends with
     `KeyboardInterrupt`.
@@ -56,36 +64,52 @@ class SimBackend:
 
     def __init__(
         self,
+        env: simpy.Environment,
         engine: Engine,
         latency: LatencyModel,
-        oracle: Oracle,
+        foresight: Foresight,
         is_stopped: Callable[[], bool] = lambda: False,
-        exits: ExitOracle | None = None,
         seed: int = 0,
     ) -> None:
+        self._env = env
         self._engine = engine
+        self._inbox = engine.inbox
         self._latency = latency
-        self._oracle = oracle
-        self._exits = exits
+        self._foresight = foresight
         self._is_stopped = is_stopped
-        self._env = simpy.Environment()
         self._loop = latency.loop
         self._host_rng = random.Random(f"{seed} host")
         self._queue: deque[Launched] = deque()
         self._done: deque[Done] = deque()
         self._free_ns = 0
-        """From when on the host is free to act on what it was last told."""
+        """From when on the host is free to act on what it last heard."""
         self._device_idle: simpy.Event | None = None
         self._host_waits: simpy.Event | None = None
         self._alarm: tuple[int, simpy.Event] | None = None
+        if isinstance(self._inbox, Mailbox):
+            self._inbox.on_post = self._wake_host
+
+    def start(self) -> simpy.Process:
+        """Begin; the process ends with the engine's run. SimPy raises from it what the engine raises."""
+        self._env.process(self._device())
+        return self._env.process(self._host())
 
     def run(self) -> None:
-        """Run to the end. Raises what the engine raises."""
-        self._env.process(self._device())
-        self._env.run(self._env.process(self._host()))
+        """Run to the end. Raises what the engine raises, and `StuckError` when nothing can happen any
+        more."""
+        process = self.start()
+        try:
+            self._env.run(process)
+        except RuntimeError as error:  # SimPy's word for a process that waits for nobody
+            if process.is_alive:
+                raise StuckError(f"the engine waits and nothing will happen any more: {error}") from None
+            raise
 
     def _host(self) -> SimProcess:
         loop = self._engine.run()
+        is_open = self._inbox.is_open
+        if is_open:
+            yield self._everything_until(0)
         command = next(loop, None)
         while command is not None:
             if self._is_stopped():
@@ -95,11 +119,14 @@ class SimBackend:
                 event = self._submit(command.batch)
             else:
                 event = yield from self._wait(command.until_ns)
+            if is_open:
+                yield self._everything_until(event.now_ns)
             command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch) -> Tick:
         loop = self._loop
-        prediction = self._latency.times(batch)
+        self._foresight.see(batch.transfers)
+        prediction = self._latency.times(batch.work, batch.transfers.swapped_bytes)
         if loop.host_spread:
             prediction = prediction.slowed(self._host_rng.lognormvariate(0.0, loop.host_spread))
         prepared_ns = max(self._free_ns, int(self._env.now)) + prediction.select_ns + prediction.prepare_ns
@@ -113,7 +140,7 @@ class SimBackend:
 
     def _wait(self, until_ns: int | None) -> Generator[simpy.Event, Any, Event]:
         """The next completion, or the time once `until_ns` has come: a completion at that very time comes
-        after it."""
+        after it. Mail that is posted meanwhile ends the wait too."""
         env = self._env
         while True:
             now_ns = int(env.now)
@@ -124,29 +151,44 @@ class SimBackend:
             self._host_waits = env.event()
             yield self._host_waits if until_ns is None else self._host_waits | self._alarm_at(until_ns)
             self._host_waits = None
+            if self._inbox.is_open and not self._done:
+                return Tick(int(env.now))
 
     def _collect(self, now_ns: int) -> Completion:
         """The oldest batch that is done, of which the host has learnt at `now_ns`."""
         self._free_ns = now_ns + self._loop.after_collect_ns
-        batch, prediction, started_ns, finished_ns, waited_ns = self._done.popleft()
+        done = self._done.popleft()
+        batch, prediction = done.batch, done.prediction
         return Completion(
             batch.seq,
             now_ns,
-            started_ns,
-            finished_ns,
-            last_tokens(batch, self._engine.log.records, self._oracle),
+            done.started_ns,
+            done.finished_ns,
+            self._foresight.stops(batch.work),
             prediction.select_ns,
             prediction.host_ns,
             prediction.limit_ns,
-            prediction.components_after(waited_ns),
-            early_exits(batch, self._engine.scheduler.exits, self._exits) if self._exits else frozenset(),
+            prediction.components_after(done.waited_ns),
+            self._foresight.early_exits(batch.work),
         )
 
     def _alarm_at(self, until_ns: int) -> simpy.Event:
-        """A timeout at `until_ns`, made once however often the host waits for the same arrival."""
+        """A timeout at `until_ns`, made once however often the host waits for the same mail."""
         if self._alarm is None or self._alarm[0] != until_ns:
             self._alarm = (until_ns, self._env.timeout(until_ns - self._env.now))
         return self._alarm[1]
+
+    def _everything_until(self, now_ns: int) -> simpy.Event:
+        """Comes when SimPy is at `now_ns` and nothing else is left to happen then."""
+        event = simpy.Event(self._env)
+        event._ok, event._value = True, None
+        self._env.schedule(event, LAST_OF_ITS_TIME, max(0, now_ns - self._env.now))
+        return event
+
+    def _wake_host(self) -> None:
+        if self._host_waits is not None:
+            self._host_waits.succeed()
+            self._host_waits = None
 
     def _device(self) -> SimProcess:
         env, gap_ns = self._env, self._loop.device_gap_ns
@@ -163,6 +205,4 @@ class SimBackend:
             if finished_ns > now_ns:
                 yield env.timeout(finished_ns - now_ns)
             self._done.append(Done(batch, prediction, started_ns, finished_ns, waited_ns))
-            if self._host_waits is not None:
-                self._host_waits.succeed()
-                self._host_waits = None
+            self._wake_host()

@@ -18,16 +18,8 @@ import simpy
 from rich.console import Console
 from rich.table import Table
 
-from policies.core.engine.arrivals import Arrivals
-from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RunLog
-from policies.core.engine.scheduler import Scheduler
-from policies.core.models.shape import OURO_1_4B
-from policies.core.seam.request import Request
-from policies.core.seam.settings import CacheSettings, SchedulerSettings
-from policies.costs.models import load_device
-from policies.registry import POLICIES
-from sim.backend import SimBackend
+from policies.config.runconfig import parse_config
+from sim.run import Simulation
 
 PEERS = (
     "peers on two such cores, metrics on: Vidur 10 k iterations/s at mean batch 7, 4.8 k at 52, 20 s "
@@ -47,21 +39,20 @@ class Load:
     output_tokens: int = 100
     output_spread: int = 50
 
-    def requests(self) -> Iterator[Request]:
-        for request_id in range(self.num_requests):
-            yield Request(
-                request_id,
-                0,
-                self.prompt_tokens + request_id % 64,
-                self.output_tokens + request_id % self.output_spread,
-            )
-
-
-class ConstantOracle:
-    """Every request produces what it asked for."""
-
-    def output_tokens(self, request_id: int) -> int:
-        return 1 << 30
+    def simulation(self) -> Simulation:
+        """Lengths cycle, so that requests do not end together."""
+        raw = {
+            "policy": self.policy,
+            "scheduler": {"max_num_seqs": self.max_num_seqs, "prefill_chunk_size": 64, "inflight": 2},
+            "cache": {"num_blocks": self.max_num_seqs * 4 * 32},
+            "workload": {
+                "kind": "synthetic",
+                "num_requests": self.num_requests,
+                "prompt_tokens": [self.prompt_tokens + at for at in range(64)],
+                "output_tokens": [self.output_tokens + at for at in range(self.output_spread)],
+            },
+        }
+        return Simulation.prepare(parse_config(raw, Path("."), "bench"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +78,13 @@ class _CountingStream(io.StringIO):
 
 
 def measure(load: Load) -> Speed:
-    settings = SchedulerSettings(max_num_seqs=load.max_num_seqs, prefill_chunk_size=64, inflight=2)
-    cache = CacheSettings(num_blocks=load.max_num_seqs * 4 * 32)
-    stream = _CountingStream()
-    log = RunLog(stream)
-    engine = Engine(
-        Scheduler(POLICIES[load.policy](), OURO_1_4B, settings, cache), Arrivals(load.requests()), log
-    )
-    backend = SimBackend(engine, load_device("h200", OURO_1_4B), ConstantOracle())
+    simulation, stream = load.simulation(), _CountingStream()
+    engine = simulation.engine(stream)
+    backend = simulation.backend(engine)
     started = time.perf_counter()
     backend.run()
     seconds = time.perf_counter() - started
-    batches = log.totals.num_batches
+    batches = engine.log.totals.num_batches
     return Speed(batches / seconds, stream.num_requests / seconds, stream.num_requests / batches)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from policies.core.errors import InputError
 from policies.core.models.shape import OURO_1_4B
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import ScheduledRange, Stage, Work
 from policies.core.seam.events import COMPONENTS
+from policies.costs.features import Features
 from policies.costs.fitted import FittedModel
 from policies.costs.latency import LatencyModel, Prediction
 from policies.costs.modelfile import Errors, read_model
@@ -36,11 +37,11 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `latency` says of `batch`. `terms`, `errors` and `beyond` (the first feature outside the profiled
+    """What `latency` says of `work`. `terms`, `errors` and `beyond` (the first feature outside the profiled
     range) are those of a fitted model; another kind has none."""
 
     latency: LatencyModel
-    batch: ExecutionBatch
+    work: Work
     prediction: Prediction
     terms: tuple[Term, ...]
     errors: Errors | None
@@ -51,9 +52,9 @@ class Explanation:
         return {
             "device": self.latency.provenance,
             "model": self.latency.model.name,
-            "stage": self.batch.stage,
-            "loop_count": self.batch.loop_count,
-            "rows": self.batch.rows,
+            "stage": self.work.stage,
+            "loop_count": self.work.loop_count,
+            "rows": self.work.rows,
             "device_ns": prediction.device_ns,
             "limit_ns": prediction.limit_ns,
             "components_ns": dict(zip(COMPONENTS, prediction.components_ns, strict=True)),
@@ -70,12 +71,12 @@ class Explanation:
 
     def lines(self) -> Iterator[str]:
         """The explanation for people, times in microseconds."""
-        batch, prediction = self.batch, self.prediction
+        work, prediction = self.work, self.prediction
         total, limit = prediction.device_ns, prediction.limit_ns
         of_limit = f", {total / limit:.2f} x its limit of {limit / 1e3:,.1f}" if limit else ""
         yield (
-            f"{batch.stage}, {batch.loop_count} loops, {batch.rows} rows in {len(batch.ranges)} ranges of "
-            f"{batch.num_requests} requests: {total / 1e3:,.1f} us on the device{of_limit}"
+            f"{work.stage}, {work.loop_count} loops, {work.rows} rows in {len(work.ranges)} ranges of "
+            f"{work.num_requests} requests: {total / 1e3:,.1f} us on the device{of_limit}"
         )
         yield f"device: {self.latency.provenance}"
         for name, ns in zip(COMPONENTS, prediction.components_ns, strict=True):
@@ -94,7 +95,7 @@ class Explanation:
         if self.errors is not None:
             errors = self.errors
             yield (
-                f"error of {batch.stage} batches held out of the fit: median {errors.median:.1%}, p95 "
+                f"error of {work.stage} batches held out of the fit: median {errors.median:.1%}, p95 "
                 f"{errors.p95:.1%}, worst {errors.worst:.1%} of {errors.cases} ({errors.worst_case})"
             )
             yield f"outside the profiled range: {self.beyond}" if self.beyond else "inside the profiled range"
@@ -109,22 +110,23 @@ def explain(device: str, ranges: str, stage: str | None, loops: int | None) -> E
     """
     path = model_path(device)
     latency = load_device(device, read_model(path).model if path is not None else OURO_1_4B)
-    batch = batch_of(ranges, stage, loops, latency.model.num_loops)
+    work = work_of(ranges, stage, loops, latency.model.num_loops)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the explanation itself says what lies outside the profiled range
-        prediction = latency.predict(batch)
+        prediction = latency.predict(work)
     if not isinstance(latency, FittedModel):
-        return Explanation(latency, batch, prediction, (), None, None)
-    errors = latency.file.errors_by_stage.get(batch.stage)
-    if not batch.loop_count:
-        return Explanation(latency, batch, prediction, (), errors, None)
+        return Explanation(latency, work, prediction, (), None, None)
+    errors = latency.file.errors_by_stage.get(work.stage)
+    if not work.loop_count:
+        return Explanation(latency, work, prediction, (), errors, None)
+    features = latency.features(work)
     return Explanation(
-        latency, batch, prediction, tuple(_terms(latency, batch)), errors, latency.beyond(latency.work(batch))
+        latency, work, prediction, tuple(_terms(latency, features)), errors, latency.beyond(features)
     )
 
 
-def batch_of(text: str, stage: str | None, loops: int | None, num_loops: int) -> ExecutionBatch:
-    """The batch that `text` describes, `request:stage:depth:start:count` for each range. Raises
+def work_of(text: str, stage: str | None, loops: int | None, num_loops: int) -> Work:
+    """The work that `text` describes, `request:stage:depth:start:count` for each range. Raises
     `InputError`."""
     try:
         ranges = tuple(
@@ -164,26 +166,25 @@ def batch_of(text: str, stage: str | None, loops: int | None, num_loops: int) ->
         raise InputError(
             f"--loops {loops}: expected at most {num_loops - deepest} from depth {deepest} of {num_loops}"
         )
-    rows = sum(item.token_count for item in ranges)
-    return ExecutionBatch(0, of_batch, loops, ranges, rows, len({item.request_id for item in ranges}), 0, -1)
+    return Work.of(of_batch, loops, ranges)
 
 
-def _terms(latency: FittedModel, batch: ExecutionBatch) -> Iterator[Term]:
-    work, device, layers = latency.work(batch), latency.file.device, latency.layer_factor
-    cost, combine = device.attention_of(work.tile_rows), device.combine
-    yield Term("linear", f"bucket of {work.bucket} rows", 1, layers * device.linear.at(work.bucket))
+def _terms(latency: FittedModel, features: Features) -> Iterator[Term]:
+    device, layers = latency.file.device, latency.layer_factor
+    cost, combine = device.attention_of(features.tile_rows), device.combine
+    yield Term("linear", f"bucket of {features.bucket} rows", 1, layers * device.linear.at(features.bucket))
     for component, feature, value, coefficient_ns in (
         (
             "attention path",
-            f"history tiles on it, {work.tile_rows} rows high",
-            work.path_tiles,
+            f"history tiles on it, {features.tile_rows} rows high",
+            features.path_tiles,
             cost.path_tile_ns,
         ),
-        ("attention total", f"history tiles of {work.items} items", work.tiles, cost.tile_ns),
-        ("attention items", "items, a unit for each head", work.items, cost.item_ns),
-        ("attention combine", "whether items are split", int(work.partials > 0), combine.any_ns),
-        ("attention combine", "rows joined", work.combined_rows, combine.row_ns),
-        ("attention combine", "rows of partial results", work.partials, combine.partial_ns),
+        ("attention total", f"history tiles of {features.items} items", features.tiles, cost.tile_ns),
+        ("attention items", "items, a unit for each head", features.items, cost.item_ns),
+        ("attention combine", "whether items are split", int(features.partials > 0), combine.any_ns),
+        ("attention combine", "rows joined", features.combined_rows, combine.row_ns),
+        ("attention combine", "rows of partial results", features.partials, combine.partial_ns),
     ):
         if value:
             yield Term(component, feature, value, layers * coefficient_ns)

@@ -18,7 +18,7 @@ from policies.config.hf_config import shape_from_hf_config
 from policies.core.errors import InputError
 from policies.core.models.shape import HUB_MODELS, SHIPPED_MODELS, ModelShape
 from policies.core.seam.batch import Stage
-from policies.costs.features import Cutting, Work
+from policies.costs.features import Cutting, Features
 from policies.costs.modelfile import FIT_VERSION, SCHEMA, Copies, Errors, ModelFile, read_model
 from policies.process.sentences import nearest
 from results.profile import Profile, read_profile
@@ -203,8 +203,8 @@ def _errors(held: Sequence[Held]) -> Errors:
 
 def profiled(cases: Sequence[Case]) -> Mapping[str, tuple[int, int]]:
     """Smallest and largest of every feature over recurrent cases."""
-    work = [case.work for case in cases if case.loops]
+    features = [case.features for case in cases if case.loops]
     return {
         name: (min(column), max(column))
-        for name, column in zip(Work._fields, zip(*work, strict=True), strict=True)
+        for name, column in zip(Features._fields, zip(*features, strict=True), strict=True)
     }

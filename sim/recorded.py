@@ -6,15 +6,15 @@ times in order. Whether the decisions in them are right is `sim.replay`'s questi
 """
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from policies.config.runconfig import RunConfig, load_config, model_shape
-from policies.core.engine.arrivals import Arrivals
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
+from policies.core.seam.clients import Clients
+from policies.core.seam.events import Arrival
 from policies.core.seam.request import Request, Status
 from results.batchlog import LoggedBatch, read_batches
 from results.csvlog import Fields
@@ -25,7 +25,7 @@ from workloads.presets import resolve_preset
 from workloads.spec import PresetSpec, TraceSpec, WorkloadSpec, parse_workload
 
 
-class LoggedArrivals(Arrivals):
+class LoggedClients(Clients):
     """Requests at the times at which they really arrived, in the order in which the run let them in.
 
     A closed loop's logged time already says when a place came free, so only the count of free places is kept
@@ -33,27 +33,25 @@ class LoggedArrivals(Arrivals):
     before that end was collected, the request that the end let in bears the same time and was not there yet.
     """
 
-    def __init__(self, requests: Iterable[Request], concurrency: int | None) -> None:
-        super().__init__((), concurrency)
-        self._requests = deque(requests)
+    def __init__(
+        self, requests: Iterable[Request], concurrency: int | None, patience_ns: Mapping[int, int]
+    ) -> None:
+        super().__init__(requests, None, patience_ns)
         self._places = concurrency
 
-    def next_ns(self) -> int | None:
-        return self._requests[0].arrival_ns if self._requests and self._places != 0 else None
+    def _next_arrival_ns(self) -> int | None:
+        return super()._next_arrival_ns() if self._places != 0 else None
 
-    @property
-    def is_exhausted(self) -> bool:
-        return not self._requests
+    def _check_order(self, request: Request) -> None:
+        """The log's order is the run's own; times were checked as they were read."""
 
-    def pop(self, now_ns: int) -> Request | None:
-        arrival_ns = self.next_ns()
-        if arrival_ns is None or arrival_ns > now_ns:
-            return None
+    def _arrive(self, arrival_ns: int) -> Arrival:
         if self._places is not None:
             self._places -= 1
-        return self._requests.popleft()
+        return super()._arrive(arrival_ns)
 
-    def ended(self, now_ns: int) -> None:
+    def ended(self, request: Request, status: Status, known_ns: int) -> None:
+        super().ended(request, status, known_ns)
         if self._places is not None:
             self._places += 1
 

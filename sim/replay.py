@@ -23,19 +23,19 @@ from typing import Any
 
 import simpy
 
+from policies.assembly import assemble
 from policies.core.engine.engine import Engine, advance
-from policies.core.engine.runlog import BATCH_COLUMNS, REQUEST_COLUMNS, RequestRecord, RunLog, batch_line
-from policies.core.engine.scheduler import Scheduler
+from policies.core.engine.runlog import BATCH_COLUMNS, REQUEST_COLUMNS, RequestRecord, batch_line
 from policies.core.errors import InputError, InvariantError, SelectionError
 from policies.core.seam.batch import ExecutionBatch
 from policies.core.seam.events import Command, Completion, Event, Submit, Tick, Wait
-from policies.core.seam.oracle import last_tokens
+from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import Status
 from results.batchlog import LoggedBatch
 from results.csvlog import Fields
 from results.requestlog import request_row
 from results.rundir import BATCHES
-from sim.recorded import LoggedArrivals, RecordedRun
+from sim.recorded import LoggedClients, RecordedRun
 
 DECISIONS = (
     "seq",
@@ -100,16 +100,9 @@ def replay(path: Path, observe: Observer | None = None) -> Outcome:
     Raises `InputError` when the directory holds no run that can be replayed.
     """
     run = RecordedRun.read(path)
-    scheduler = Scheduler(
-        run.config.policy, run.model, run.config.scheduler, run.config.cache, run.config.exit
-    )
     ended: list[RequestRecord] = []
-    engine = Engine(
-        scheduler,
-        LoggedArrivals(run.requests, run.concurrency),
-        RunLog(on_ended=ended.append),
-        run.patience_ns,
-    )
+    clients = LoggedClients(run.requests, run.concurrency, run.patience_ns)
+    engine = assemble(run.config, run.model, clients, on_ended=ended.append)
     backend = ReplayBackend(engine, run, observe)
     difference = backend.run() or (None if run.is_cut else _request_difference(run, ended))
     return Outcome(run, backend.num_equal, difference)
@@ -128,8 +121,10 @@ class ReplayBackend:
     def __init__(self, engine: Engine, run: RecordedRun, observe: Observer | None = None) -> None:
         self.num_equal = 0
         self._observe = observe
-        self._engine = engine
         self._run = run
+        rule = run.config.exit.rule(run.model.num_loops)
+        self._foresight = Foresight(run, None, rule)
+        """Exits are the log's: the replay asks only whom a batch ends."""
         self._env = simpy.Environment()
         self._loop = engine.run()
         self._command: Command | None = None
@@ -198,6 +193,7 @@ class ReplayBackend:
             raise _Differs(Difference(sentence, _line(row.fields), _line({**row.fields, **replayed})))
         self.num_equal += 1
         self._in_flight.append((row, batch))
+        self._foresight.see(batch.transfers)
         if self._observe is not None:
             self._observe(row, batch)
 
@@ -209,7 +205,7 @@ class ReplayBackend:
             self._match(following)
         row, batch = self._in_flight.popleft()
         yield from self._until(row.collected_ns, f"line {row.line}: collected_ns")
-        stops = last_tokens(batch, self._engine.log.records, self._run)
+        stops = self._foresight.stops(batch.work)
         self._send(
             Completion(row.seq, row.collected_ns, row.started_ns, row.finished_ns, stops, exits=row.exits)
         )

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import simpy
+
+from policies.assembly import assemble
 from policies.config.ignored import ignored_keys
 from policies.config.provenance import result_sha256
 from policies.config.runconfig import RunConfig, model_shape
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RequestRecord, RunLog
-from policies.core.engine.scheduler import Scheduler
+from policies.core.engine.runlog import Lines, RequestRecord
 from policies.core.errors import InputError, WriteError
 from policies.core.models.shape import ModelShape
+from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import ExitOracle
 from policies.costs.latency import LatencyModel
 from policies.costs.models import device_sha256, load_device
@@ -67,11 +69,24 @@ class Simulation:
         notes = (latency.provenance, *ignored_keys(config, "sim", has_prefixes), *workload.notes)
         return cls(config, model, latency, workload, exits, notes)
 
-    def scheduler(self) -> Scheduler:
-        """A fresh scheduler. Raises `InputError` when the KV pool is too small for any request."""
-        return Scheduler(
-            self.config.policy, self.model, self.config.scheduler, self.config.cache, self.config.exit
-        )
+    def engine(
+        self, batches: Lines | None = None, on_ended: Callable[[RequestRecord], object] = lambda record: None
+    ) -> Engine:
+        """A fresh engine with the workload's clients; see `policies.assembly`. Raises `InputError` when the
+        KV pool is too small for any request."""
+        return assemble(self.config, self.model, self.workload.clients(), batches, on_ended)
+
+    def backend(
+        self,
+        engine: Engine,
+        env: simpy.Environment | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> SimBackend:
+        """What runs `engine`, in `env` or in an environment of its own."""
+        rule = self.config.exit.rule(self.model.num_loops)
+        foresight = Foresight(self.workload.oracle, self.exits, rule)
+        env = env or simpy.Environment()
+        return SimBackend(env, engine, self.latency, foresight, is_stopped, self.config.seed)
 
 
 def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:
@@ -116,22 +131,20 @@ def simulate(
     inputs = {} if workload else {"input_sha256": inputs_sha256(config)}
     identity = RunIdentity.from_config(config.resolved, "sim", simulation.model.num_loops, workload=label)
     config = simulation.config
-    scheduler = simulation.scheduler()
+    asked = simulation.workload
     with RunDirectory.create(config.resolved, identity, out) as directory:
-        asked = simulation.workload
 
         def ended(record: RequestRecord) -> None:
             directory.requests.write(record)
             if on_ended is not None:
                 on_ended(len(asked.requests))
 
-        log = RunLog(directory.batches, ended)
-        engine = Engine(scheduler, Arrivals(asked.requests, asked.concurrency), log, asked.patience_ns)
+        engine = simulation.engine(directory.batches, ended)
         status, broken = run_to_end(engine, simulation)
         summary = write_outputs(
             directory,
-            log,
-            scheduler,
+            engine.log,
+            engine.scheduler,
             identity,
             config=config.resolved,
             status=status,
@@ -152,14 +165,7 @@ def run_to_end(engine: Engine, simulation: Simulation) -> tuple[RunStatus, Write
     and records agree, or `failed` with what the disk did not take."""
     with CtrlC() as ctrl_c:
         try:
-            SimBackend(
-                engine,
-                simulation.latency,
-                simulation.workload.oracle,
-                lambda: ctrl_c.is_pressed,
-                simulation.exits,
-                simulation.config.seed,
-            ).run()
+            simulation.backend(engine, is_stopped=lambda: ctrl_c.is_pressed).run()
         except KeyboardInterrupt:
             print("interrupted: writing what was simulated until now", file=sys.stderr)
             return "interrupted", None

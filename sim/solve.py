@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.optimize import isotonic_regression, least_squares, nnls
 
 from policies.core.seam.batch import Stage
-from policies.costs.features import Cutting, Work
+from policies.costs.features import Cutting, Features
 from policies.costs.latency import HostLoop
 from policies.costs.modelfile import (
     Attention,
@@ -50,19 +50,19 @@ class Case:
     stage: Stage
     loops: int
     num_ranges: int
-    work: Work
+    features: Features
     composition: str
 
     @classmethod
     def of(cls, row: ProfileRow, cutting: Cutting) -> "Case":
-        batch = row.batch()
+        work = row.work()
         composition = (
-            str(sorted(item[3:5] for item in batch.ranges))
-            if batch.loop_count
-            else f"{batch.stage} {batch.rows}"
+            str(sorted((item.token_start, item.token_count) for item in work.ranges))
+            if work.loop_count
+            else f"{work.stage} {work.rows}"
         )
-        work = cutting.work(cutting.key(batch.ranges))
-        return cls(row, batch.stage, batch.loop_count, len(batch.ranges), work, composition)
+        features = cutting.features(cutting.key(work.ranges))
+        return cls(row, work.stage, work.loop_count, len(work.ranges), features, composition)
 
     @property
     def device_ns(self) -> float:
@@ -71,9 +71,9 @@ class Case:
 
     def predicted_ns(self, times: DeviceTimes) -> float:
         if self.loops:
-            return sum(times.recurrent_ns(self.work, self.loops))
+            return sum(times.recurrent_ns(self.features, self.loops))
         table: Table = getattr(times, TABLES[self.stage])
-        return table.at(self.work.bucket)
+        return table.at(self.features.bucket)
 
 
 def fit_device(cases: Sequence[Case], copies: Copies) -> DeviceTimes:
@@ -89,7 +89,7 @@ def fit_device(cases: Sequence[Case], copies: Copies) -> DeviceTimes:
 def fit_copies(rows: Sequence[ProfileRow], num_loops: int) -> Copies:
     """Of rows of kind `copies`: each range's row left after its depth and is written to every plane behind
     it."""
-    ranges = [row.batch().ranges for row in rows]
+    ranges = [row.work().ranges for row in rows]
     features = [[1.0, len(items), sum(num_loops - 1 - item.depth for item in items)] for items in ranges]
     return (
         Copies(*_straight(features, [float(row.device_ns or 0) for row in rows]))
@@ -104,13 +104,14 @@ class _Recurrent:
     as it does from 4 to 8 rows on an H200."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
-        self._buckets = sorted({case.work.bucket for case in cases})
-        self._heights = sorted({case.work.tile_rows for case in cases})
+        self._buckets = sorted({case.features.bucket for case in cases})
+        self._heights = sorted({case.features.tile_rows for case in cases})
         self._measured = np.array([case.device_ns for case in cases])
         self._loops = np.array([float(case.loops) for case in cases])
-        self._bucket = np.array([self._buckets.index(case.work.bucket) for case in cases])
-        self._height = np.array([self._heights.index(case.work.tile_rows) for case in cases])
-        self._work = Work(*(np.array(column) for column in zip(*(case.work for case in cases), strict=True)))  # type: ignore[arg-type]
+        self._bucket = np.array([self._buckets.index(case.features.bucket) for case in cases])
+        self._height = np.array([self._heights.index(case.features.tile_rows) for case in cases])
+        columns = zip(*(case.features for case in cases), strict=True)
+        self._features = Features(*map(np.array, columns))  # type: ignore[arg-type]
 
     def solve(self, tables: Mapping[str, Table], copies: Copies) -> DeviceTimes:
         linear = np.array(
@@ -150,7 +151,7 @@ class _Recurrent:
     def _predicted(self, unknowns: Array) -> Array:
         launch, linear, attention, combine = self._parts(unknowns)
         cost = Attention(*attention[:, self._height])
-        invocation: Array = linear[self._bucket] + attention_ns(self._work, cost, Combine(*combine))
+        invocation: Array = linear[self._bucket] + attention_ns(self._features, cost, Combine(*combine))
         return launch + self._loops * invocation
 
 
@@ -158,7 +159,7 @@ def _table(cases: Sequence[Case]) -> Table:
     """Medians by bucket, made to never fall; a bucket counts by its cases."""
     by_bucket: dict[int, list[float]] = {}
     for case in cases:
-        by_bucket.setdefault(case.work.bucket, []).append(case.device_ns)
+        by_bucket.setdefault(case.features.bucket, []).append(case.device_ns)
     buckets = sorted(by_bucket)
     medians = [float(np.median(by_bucket[bucket])) for bucket in buckets]
     rising = isotonic_regression(medians, weights=[len(by_bucket[bucket]) for bucket in buckets]).x

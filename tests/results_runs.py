@@ -7,12 +7,12 @@ from typing import Any
 
 from toy_backend import World, drive
 
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.models.shape import OURO_TINY
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage, Work
+from policies.core.seam.clients import Clients
 from policies.core.seam.events import Completion
 from policies.core.seam.request import Request, Status
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
@@ -65,7 +65,7 @@ def write_run(
     )
     with RunDirectory.create(config, identity, out) as directory:
         log = RunLog(directory.batches, directory.requests.write)
-        drive(Engine(scheduler, Arrivals(requests), log), World(duration_ns))
+        drive(Engine(scheduler, Clients(requests), log), World(duration_ns))
         write_outputs(directory, log, scheduler, identity, config=config, **({"plots": False} | finish))
     return load_run(out)
 
@@ -92,5 +92,5 @@ def complete_batch(
 ) -> None:
     """Log one prompt batch of `rows` rows."""
     ranges = (ScheduledRange(0, Stage.PREFILL, 0, seq * rows, rows),)
-    batch = ExecutionBatch(seq, Stage.PREFILL, loops, ranges, rows, 1, started_ns, seq - 1)
+    batch = ExecutionBatch(seq, Work.of(Stage.PREFILL, loops, ranges), started_ns, seq - 1)
     log.completed(batch, Completion(seq, finished_ns, started_ns, finished_ns, **timing))  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ import pytest
 from toy_backend import World, model_with, run
 
 from policies.atomic import Atomic
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RunLog, compress
 from policies.core.engine.scheduler import Scheduler
@@ -16,6 +15,7 @@ from policies.core.memory.admission import AdmissionQueue
 from policies.core.memory.kv import BlockLedger
 from policies.core.memory.ring import RingLedger
 from policies.core.models.shape import OURO_TINY
+from policies.core.seam.clients import Clients
 from policies.core.seam.request import Request, Status
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 
@@ -147,7 +147,7 @@ def test_a_run_in_which_every_request_is_refused_ends_and_forms_no_batch() -> No
 
 def first_step(requests: list[Request]) -> None:
     scheduler = Scheduler(Atomic(), OURO_TINY, SchedulerSettings(), CacheSettings(num_blocks=400))
-    loop = Engine(scheduler, Arrivals(requests), RunLog(io.StringIO())).run()
+    loop = Engine(scheduler, Clients(requests), RunLog(io.StringIO())).run()
     next(loop)
 
 
@@ -189,7 +189,7 @@ def test_a_request_without_prompt_or_output_tokens_is_refused_by_name(
 
 def test_a_closed_loop_of_no_clients_is_refused() -> None:
     with pytest.raises(InputError, match="workload concurrency: 0, expected at least 1"):
-        Arrivals([], 0)
+        Clients([], 0)
 
 
 def test_a_serial_client_sends_its_next_request_when_the_last_one_has_ended() -> None:

@@ -8,13 +8,13 @@ import pytest
 from toy_backend import Run, World, run
 
 from policies.atomic import Atomic
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InvariantError, StuckError
 from policies.core.models.shape import OURO_1_4B, OURO_TINY
 from policies.core.seam.batch import Selection
+from policies.core.seam.clients import Clients
 from policies.core.seam.events import Command, Completion, Event, Submit, Tick, Wait
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request, Status
@@ -50,7 +50,7 @@ def start(
     """An engine and its loop, for tests that answer each command by hand."""
     limits = settings or SchedulerSettings(prefill_chunk_size=4, inflight=2)
     scheduler = Scheduler(policy or Atomic(), OURO_TINY, limits, CacheSettings(num_blocks=400))
-    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(io.StringIO(), on_ended))
+    engine = Engine(scheduler, Clients(requests, concurrency), RunLog(io.StringIO(), on_ended))
     return engine, engine.run()
 
 
@@ -323,7 +323,7 @@ def test_blocks_return_only_when_the_last_batch_that_touches_them_has_been_colle
     result = run(Atomic(), requests, num_blocks=4, world=World(outputs={0: 2}))
     surplus = max(batch.seq for batch in result.batches for item in batch.ranges if item.request_id == 0)
     admitted = next(
-        batch for batch in result.batches if any(item.request_id == 1 for item in batch.allocations)
+        batch for batch in result.batches if any(item.request_id == 1 for item in batch.transfers.allocations)
     )
     assert admitted.after_seq == surplus
     assert admitted.seq == surplus + 1
@@ -331,7 +331,7 @@ def test_blocks_return_only_when_the_last_batch_that_touches_them_has_been_colle
 
 def test_blocks_are_sized_for_prompt_and_outputs_less_the_token_that_is_never_fed_back() -> None:
     result = run(Atomic(), [Request(0, 0, 30, 3), Request(1, 0, 30, 4)])
-    groups = [allocation.block_groups for allocation in result.batches[0].allocations]
+    groups = [allocation.block_groups for allocation in result.batches[0].transfers.allocations]
     assert groups == [(0, 1), (2, 3, 4)]
     assert result.engine.scheduler.blocks.peak_used_blocks == 5 * 4
 

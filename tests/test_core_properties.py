@@ -12,11 +12,11 @@ from log_checker import check_log, parse_batches
 from worlds import VARIANTS, RandomWorld
 
 from policies.atomic import Atomic
-from policies.core.engine.validation import validate
+from policies.core.engine.validation import derive
 from policies.core.errors import SelectionError
-from policies.core.seam.batch import Selection, Stage
+from policies.core.seam.batch import Proposal, Selection
 from policies.core.seam.exits import ExitSettings
-from policies.core.seam.policy import Policy, prompt_range
+from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.core.seam.view import View
@@ -174,7 +174,7 @@ class Perturbed(Policy):
         for _ in range(6):
             spoilt = self.spoil(chosen, view)
             try:
-                validate(spoilt, running, view.limits, view.num_loops, view.exits)
+                derive(spoilt, running, view.limits, view.num_loops, view.exits, has_planes=True)
             except SelectionError:
                 continue
             return spoilt
@@ -182,10 +182,9 @@ class Perturbed(Policy):
 
     def spoil(self, chosen: Selection, view: View) -> Selection:
         chance, ranges = self.chance, list(chosen.ranges)
-        stage = chance.choice([chosen.stage, chosen.stage, *Stage])
         for _ in range(chance.randint(1, 3)):
             at = chance.randrange(len(ranges)) if ranges else 0
-            match chance.choice(["drop", "double", "swap", "change", "change", "change", "stage", "other"]):
+            match chance.choice(["drop", "double", "swap", "change", "change", "change", "other"]):
                 case "drop":
                     del ranges[at : at + 1]
                 case "double":
@@ -194,32 +193,18 @@ class Perturbed(Policy):
                     chance.shuffle(ranges)
                 case "change" if ranges:
                     item = ranges[at]
-                    start = max(0, item.token_start + chance.choice([0, 0, 0, 1, -1]))
-                    prompt = next(
-                        request.prompt for request in view.running if request.request_id == item.request_id
-                    )
                     ranges[at] = item._replace(
                         depth=item.depth + chance.choice([0, 0, 0, 1, -1]),
-                        token_start=start,
-                        token_count=item.token_count + chance.choice([0, 0, 1, -1, -2]),
-                        chunk_start=prompt.chunk_start(start) if item.stage.startswith("PREFILL") else 0,
-                        prefill_hidden_row_offset=prompt.hidden_row_offset(start)
-                        if item.stage.startswith("PREFILL")
-                        else None,
-                        embeds=chance.choice([item.embeds, item.embeds, item.embeds, not item.embeds]),
+                        start=max(0, item.start + chance.choice([0, 0, 0, 1, -1])),
+                        end=item.end + chance.choice([0, 0, 1, -1, -2]),
                     )
-                case "stage":
-                    ranges = [item._replace(stage=stage) for item in ranges]
                 case "other":
                     request = chance.choice(view.running)
                     depth = chance.randrange(view.num_loops)
                     start, end = request.prompt.ready(depth, chance.random() < 0.5)
-                    ranges.append(prompt_range(request, chance.choice(list(Stage)), depth, start, end))
-        return Selection(
-            stage,
-            tuple(ranges),
-            chance.choice([chosen.loop_count, chosen.loop_count, *range(view.num_loops + 1)]),
-        )
+                    ranges.append(Proposal(request.request_id, depth, start, end))
+        loops = chance.choice([chosen.loop_count, chosen.loop_count, None, *range(view.num_loops + 1)])
+        return Selection(tuple(ranges), loops)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -268,7 +253,7 @@ from toy_backend import World, run
 from worlds import VARIANTS
 from policies.core.seam.request import Request
 from policies.core.seam.settings import SchedulerSettings
-from policies.core.engine.validation import validate
+from policies.core.engine.validation import derive
 requests = [Request(i, i * 700, 17 + i * 31 % 90, 1 + i % 9, i % 3) for i in range(40)]
 stops = {i: 1 + i % 4 for i in range(0, 40, 3)}
 world = World(lambda batch: 500 + batch.rows * 3 * max(batch.loop_count, 1), stops, 20, 5)

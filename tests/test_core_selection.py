@@ -7,16 +7,14 @@ import pytest
 from toy_backend import model_with
 
 from policies.core.engine.scheduler import Scheduler
-from policies.core.engine.validation import validate
-from policies.core.errors import InputError, SelectionError
-from policies.core.seam.batch import ScheduledRange, Selection, Stage
+from policies.core.engine.validation import derive
+from policies.core.errors import InputError, SelectionError, StuckError
+from policies.core.seam.batch import Proposal, ScheduledRange, Selection, Stage, Work
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.core.seam.view import View
 from policies.registry import POLICIES
-
-P, PP, PR = Stage.PREFILL, Stage.PREFILLING_PRELUDE, Stage.PREFILLING_RECURRENT
 
 
 class Scripted(Policy):
@@ -32,31 +30,17 @@ class Scripted(Policy):
         return self.proposal
 
 
-def pick(stage: Stage, *ranges: ScheduledRange, loops: int = 1) -> Selection:
-    return Selection(stage, ranges, loops)
+def pick(*ranges: Proposal, loops: int | None = 1) -> Selection:
+    return Selection(ranges, loops)
 
 
-def part(
-    request_id: int,
-    stage: Stage,
-    depth: int,
-    start: int,
-    count: int,
-    embeds: bool = False,
-    chunk: int | None = None,
-    row: int | None = -1,
-) -> ScheduledRange:
-    """A prompt range in chunks of 4 with its true chunk start and ring row (of 4 slots), unless told
-    otherwise."""
-    chunk_start = start // 4 * 4 if chunk is None else chunk
-    ring_row = start // 4 % 4 * 4 + start % 4 if row == -1 else row
-    return ScheduledRange(request_id, stage, depth, start, count, chunk_start, ring_row, embeds)
+def part(request_id: int, depth: int, start: int, count: int) -> Proposal:
+    """A prompt range."""
+    return Proposal(request_id, depth, start, start + count)
 
 
-def token(
-    request_id: int, stage: Stage, depth: int, position: int, count: int = 1, embeds: bool = False
-) -> ScheduledRange:
-    return ScheduledRange(request_id, stage, depth, position, count, 0, None, embeds)
+def token(request_id: int, depth: int, position: int, count: int = 1) -> Proposal:
+    return Proposal(request_id, depth, position, position + count)
 
 
 def scheduler_at(*script: Selection) -> tuple[Scheduler, Scripted]:
@@ -94,219 +78,177 @@ def snapshot(scheduler: Scheduler) -> list[object]:
         scheduler.rings.used_slots,
         scheduler.peak_hidden_rows,
     )
-    return [states, counts, scheduler._next_seq, scheduler._view.prompt_batches_since_decode]
+    return [states, counts, scheduler._next_seq, scheduler._prompt_batches_since_decode]
 
 
-START = pick(PR, part(0, PR, 0, 0, 4, True), part(1, PR, 0, 0, 4, True))
+START = pick(part(0, 0, 0, 4), part(1, 0, 0, 4))
 """Requests 0 and 1: staged 4, depths [4, 0, 0, 0]."""
-RING_FULL = [pick(PP, part(0, PP, 0, start, 4, True), loops=0) for start in (0, 4, 8, 12)]
-DECODING = [START, pick(P, part(2, P, 0, 0, 4, True), loops=4)]
+RING_FULL = [pick(part(0, 0, start, 4), loops=0) for start in (0, 4, 8, 12)]
+DECODING = [START, pick(part(2, 0, 0, 4), loops=None)]
 """Request 2 has run its prompt and waits for CODA at position 3."""
-LOOPING = [
-    *DECODING,
-    pick(Stage.CODA, token(2, Stage.CODA, 0, 3), loops=0),
-    pick(Stage.PRELUDE, token(2, Stage.PRELUDE, 0, 4), loops=0),
-]
+LOOPING = [*DECODING, pick(token(2, 0, 3), loops=0), pick(token(2, 0, 4), loops=0)]
 """Request 2 loops at position 4, depth 0."""
-R = Stage.RECURRENT
 
 WRONG: dict[str, tuple[list[Selection], Selection, str]] = {
-    "nothing in it": ([START], pick(PR), "PREFILLING_RECURRENT batch without ranges"),
-    "a prelude that loops": (
-        [START],
-        pick(PP, part(0, PP, 0, 4, 4, True)),
-        "loop_count 1 in a PREFILLING_PRELUDE batch",
-    ),
+    "nothing in it": ([START], pick(), "a batch without ranges"),
     "a recurrent batch that does not loop": (
         [START],
-        pick(PR, part(0, PR, 1, 0, 4), loops=0),
-        "loop_count 0",
+        pick(part(0, 1, 0, 4), loops=0),
+        "staging names depth 0",
     ),
-    "more loops than depths": ([START], pick(P, part(0, P, 0, 4, 4, True), loops=5), "loop_count 5"),
-    "negative loops": ([START], pick(PR, part(0, PR, 1, 0, 4), loops=-1), "loop_count -1"),
-    "a request nobody knows": ([START], pick(PR, part(9, PR, 0, 0, 4, True)), "request_id=9.* not running"),
-    "a foreign stage": (
-        [START],
-        pick(PR, part(0, P, 1, 0, 4)),
-        "PREFILL range of request 0 in a PREFILLING_RECURRENT batch",
-    ),
+    "more loops than depths": ([START], pick(part(0, 0, 4, 4), loops=5), "loop_count 5"),
+    "negative loops": ([START], pick(part(0, 1, 0, 4), loops=-1), "loop_count -1"),
+    "a request nobody knows": ([START], pick(part(9, 0, 0, 4)), "names request 9, which is not running"),
     "a prompt range in a coda": (
         DECODING,
-        pick(Stage.CODA, part(0, PR, 1, 0, 4), loops=0),
-        "PREFILLING_RECURRENT range of request 0 in a CODA batch",
+        pick(token(2, 0, 3), part(0, 0, 4, 4), loops=0),
+        r"request 0 \(prompt: .* in a CODA batch",
     ),
     "tokens run twice": (
         [START],
-        pick(PR, part(0, PR, 0, 0, 4)),
+        pick(part(0, 0, 0, 4)),
         r"request 0.*\[0, 4\) at depth 0.*frontier of depth 0 is 4.*depths \[4",
     ),
     "tokens skipped": (
         [START],
-        pick(PR, part(0, PR, 0, 8, 4, True)),
+        pick(part(0, 0, 8, 4)),
         r"request 0.*\[8, 12\) at depth 0: it starts at 8.*depth 0 is 4",
     ),
     "a depth skipped": (
         [START],
-        pick(PR, part(0, PR, 2, 0, 4)),
+        pick(part(0, 2, 0, 4)),
         r"request 0.*at depth 2: it ends at 4, depth 1 is done up to 0",
     ),
     "a depth ahead of the tokens": (
-        [START, pick(PR, part(0, PR, 0, 4, 2, True), part(0, PR, 1, 0, 4))],
-        pick(PR, part(0, PR, 1, 4, 4)),
+        [START, pick(part(0, 0, 4, 2), part(0, 1, 0, 4))],
+        pick(part(0, 1, 4, 4)),
         "it ends at 8, depth 0 is done up to 6",
     ),
     "two chunks at once": (
         [START],
-        pick(PR, part(0, PR, 0, 4, 8, True)),
+        pick(part(0, 0, 4, 8)),
         r"request 0.*\[4, 12\) crosses the chunk end 8",
     ),
     "tokens beyond the prompt": (
         [START],
-        pick(PR, part(1, PR, 0, 4, 4, True)),
+        pick(part(1, 0, 4, 4)),
         r"request 1.*\[4, 8\) crosses the chunk end 6",
     ),
-    "no tokens": ([START], pick(PR, part(0, PR, 1, 0, 0)), r"request 0.*\[0, 0\) at depth 1: it is empty"),
-    "fewer than no tokens": ([START], pick(PR, part(0, PR, 1, 4, -4)), "it is empty"),
-    "a negative depth": ([START], pick(PR, part(0, PR, -1, 0, 4)), r"request 0.*at depth -1"),
-    "a depth the model lacks": ([START], pick(PR, part(0, PR, 4, 0, 4)), r"request 0.*at depth 4"),
+    "no tokens": ([START], pick(part(0, 1, 0, 0)), r"request 0.*\[0, 0\) at depth 1: it is empty"),
+    "fewer than no tokens": ([START], pick(part(0, 1, 4, -4)), "it is empty"),
+    "a negative depth": ([START], pick(part(0, -1, 0, 4)), r"request 0.*at depth -1"),
+    "a depth the model lacks": ([START], pick(part(0, 4, 0, 4)), r"request 0.*at depth 4"),
     "depths the model lacks": (
         [START],
-        pick(PR, part(0, PR, 3, 0, 4), loops=2),
+        pick(part(0, 3, 0, 4), loops=2),
         "depths 3 to 4 asked of a model with 4",
     ),
-    "an embedding at a later depth": (
-        [START],
-        pick(PR, part(0, PR, 1, 0, 4, True)),
-        "it embeds at depth 1; only depth 0 may",
-    ),
-    "unstaged tokens that do not embed": (
-        [START],
-        pick(PR, part(0, PR, 0, 4, 4)),
-        "it ends at 8, staged are 4 tokens",
-    ),
-    "staged tokens that embed again": (
-        [RING_FULL[0]],
-        pick(PR, part(0, PR, 0, 0, 4, True)),
-        r"staging starts at 0, the staged frontier is 4.*staged 4, depths \[0, 0, 0, 0\] of 24",
+    "tokens of which half are staged": (
+        [pick(part(0, 0, 0, 2), loops=0)],
+        pick(part(0, 0, 0, 4)),
+        "it begins staged and ends at 4, staged are 2 tokens",
     ),
     "staging twice": ([RING_FULL[0]], RING_FULL[0], "staging starts at 0, the staged frontier is 4"),
-    "staging at a later depth": (
+    "staging at a later depth": ([START], pick(part(0, 1, 4, 4), loops=0), "staging names depth 0"),
+    "staging nothing": ([START], pick(part(0, 0, 4, 0), loops=0), "it is empty"),
+    "staging a prompt twice in a batch": (
         [START],
-        pick(PP, part(0, PP, 1, 4, 4, True), loops=0),
-        "staging names depth 0 and embeds",
+        pick(part(0, 0, 4, 2), part(0, 0, 6, 2), loops=0),
+        "request 0 stands twice in one PREFILLING_PRELUDE batch",
     ),
-    "staging that does not embed": (
-        [START],
-        pick(PP, part(0, PP, 0, 4, 4), loops=0),
-        "staging names depth 0 and embeds",
-    ),
-    "staging across a chunk": (
-        [START],
-        pick(PP, part(0, PP, 0, 4, 5, True), loops=0),
-        "crosses the chunk end 8",
-    ),
+    "staging across a chunk": ([START], pick(part(0, 0, 4, 5), loops=0), "crosses the chunk end 8"),
     "a chunk in a slot that is taken": (
         RING_FULL,
-        pick(PP, part(0, PP, 0, 16, 4, True), loops=0),
+        pick(part(0, 0, 16, 4), loops=0),
         r"request 0.*\[16, 20\).*ends at 20, the hidden ring has room up to 16",
     ),
     "a chunk of which half is staged in a slot that is taken": (
         [
             *RING_FULL,
-            *(pick(PR, part(0, PR, depth, 0, 4)) for depth in range(3)),
-            pick(PR, part(0, PR, 3, 0, 3)),
+            *(pick(part(0, depth, 0, 4)) for depth in range(3)),
+            pick(part(0, 3, 0, 3)),
         ],
-        pick(PP, part(0, PP, 0, 16, 4, True), loops=0),
+        pick(part(0, 0, 16, 4), loops=0),
         "the hidden ring has room up to 16",
     ),
-    "a PREFILL that stops early": (
+    "all remaining depths of ranges at two of them": (
         [START],
-        pick(P, part(0, P, 1, 0, 4), loops=2),
-        "PREFILL runs all 3 remaining depths, not 2",
+        pick(part(0, 1, 0, 4), part(2, 0, 0, 4), loops=None),
+        "loop_count 3 is neither one depth nor all 4 remaining ones",
+    ),
+    "all remaining depths of ranges of which one has a single depth left": (
+        [START, *(pick(part(0, depth, 0, 4)) for depth in (1, 2))],
+        pick(part(0, 3, 0, 4), part(1, 1, 0, 4), loops=None),
+        "through all remaining depths beside one at depth 3",
     ),
     "one depth twice in a batch": (
         [START],
-        pick(PR, part(0, PR, 1, 0, 4), part(0, PR, 1, 0, 4)),
+        pick(part(0, 1, 0, 4), part(0, 1, 0, 4)),
         "request 0.*runs twice in one batch",
     ),
     "one depth in halves in a batch": (
         [START],
-        pick(PR, part(0, PR, 1, 0, 2), part(0, PR, 1, 2, 2)),
+        pick(part(0, 1, 0, 2), part(0, 1, 2, 2)),
         r"request 0.*\[2, 4\) at depth 1: it starts at 2, the frontier of depth 1 is 0",
     ),
     "one chunk at two depths in a batch": (
         [START],
-        pick(PR, part(0, PR, 1, 0, 4), part(0, PR, 2, 0, 4)),
+        pick(part(0, 1, 0, 4), part(0, 2, 0, 4)),
         "depth 1 is done up to 0",
-    ),
-    "a false chunk start": ([START], pick(PR, part(0, PR, 1, 0, 4, chunk=4)), "its chunk starts at 0, not 4"),
-    "a false hidden row": (
-        [START],
-        pick(PR, part(0, PR, 0, 4, 4, True, row=0)),
-        "its hidden row is 4, not 0",
-    ),
-    "no hidden row in a ring": (
-        [START],
-        pick(PR, part(0, PR, 0, 4, 4, True, row=None)),
-        "its hidden row is 4, not None",
     ),
     "a prompt that is done": (
         DECODING,
-        pick(PR, part(2, PR, 0, 0, 4, True)),
-        "request 2.*its prompt is done; frontiers: staged 4",
+        pick(part(2, 0, 0, 4)),
+        r"request 2.*it is request 2 \(coda: .*; frontiers: staged 4",
     ),
     "a decode row before the prompt is done": (
-        [START],
-        pick(Stage.CODA, token(0, Stage.CODA, 0, 23), loops=0),
-        r"request_id=0.*does not follow from request 0 \(prompt: staged 4, depths \[4, 0, 0, 0\] of 24\)",
+        LOOPING,
+        pick(token(2, 0, 4), token(0, 0, 23)),
+        r"request 0, .* range \[23, 24\) at depth 0: it starts at 23, the frontier of depth 0 is 4",
     ),
     "a false position": (
         DECODING,
-        pick(Stage.CODA, token(2, Stage.CODA, 0, 4), loops=0),
+        pick(token(2, 0, 4), loops=0),
         r"request 2 \(coda: position 3, depth 0\)",
     ),
-    "a stage too early": (
-        DECODING,
-        pick(Stage.PRELUDE, token(2, Stage.PRELUDE, 0, 3), loops=0),
-        r"request 2 \(coda: position 3",
-    ),
+    "a stage too early": (LOOPING[:-1], pick(token(2, 0, 4)), r"request 2 \(prelude: position 4"),
     "a false depth": (
         LOOPING,
-        pick(R, token(2, R, 1, 4)),
+        pick(token(2, 1, 4)),
         r"depth=1.*does not follow from request 2 \(recurrent: position 4, depth 0\)",
     ),
     "two tokens in a decode row": (
         LOOPING,
-        pick(R, token(2, R, 0, 4, 2)),
-        r"token_count=2.*does not follow from request 2",
+        pick(token(2, 0, 4, 2)),
+        r"end=6.*does not follow from request 2",
     ),
-    "a decode row that embeds": (
+    "a looping token that is to be sampled": (
         LOOPING,
-        pick(R, token(2, R, 0, 4, embeds=True)),
-        "embeds=True.*does not follow from request 2",
+        pick(token(2, 0, 4), loops=0),
+        r"request 2 \(recurrent: .* has nothing to embed or to sample",
     ),
     "a token twice in a batch": (
         LOOPING,
-        pick(R, token(2, R, 0, 4), token(2, R, 0, 4)),
+        pick(token(2, 0, 4), token(2, 0, 4)),
         "request 2 decodes twice in one batch",
     ),
-    "a token past the last depth": (
-        [*LOOPING, pick(R, token(2, R, 0, 4))],
-        pick(R, token(2, R, 1, 4), loops=4),
-        "loop_count 4 runs past the last depth, 3",
+    "a token sampled twice in a batch": (
+        DECODING,
+        pick(token(2, 0, 3), token(2, 0, 3), loops=0),
+        "request 2 stands twice in one CODA batch",
     ),
-    "a recurrent batch of prompts alone": (
-        LOOPING,
-        pick(R, part(0, PR, 1, 0, 4)),
-        "RECURRENT batch without decode rows",
+    "a token past the last depth": (
+        [*LOOPING, pick(token(2, 0, 4))],
+        pick(token(2, 1, 4), loops=4),
+        "loop_count 4 runs past the last depth, 3",
     ),
     "more rows than the budget": (
         LOOPING,
-        pick(R, token(2, R, 0, 4), part(0, PR, 1, 0, 4), part(0, PR, 0, 4, 4, True), part(1, PR, 1, 0, 4)),
+        pick(token(2, 0, 4), part(0, 1, 0, 4), part(0, 0, 4, 4), part(1, 1, 0, 4)),
         "invariant 5: 13 rows in a batch, max_num_batched_tokens is 12",
     ),
-    "prompt depths between one and all": ([START], pick(PR, part(0, PR, 1, 0, 4), loops=2), "loop_count 2"),
-    "decode depths between one and all": (LOOPING, pick(R, token(2, R, 0, 4), loops=2), "loop_count 2"),
+    "prompt depths between one and all": ([START], pick(part(0, 1, 0, 4), loops=2), "loop_count 2"),
+    "decode depths between one and all": (LOOPING, pick(token(2, 0, 4), loops=2), "loop_count 2"),
 }
 
 
@@ -324,31 +266,78 @@ def test_a_wrong_proposal_is_refused_with_its_reason_and_moves_nothing(name: str
 def test_a_proposal_wrong_in_its_last_range_moves_none_of_the_others() -> None:
     scheduler, policy = scheduler_at(START)
     before = snapshot(scheduler)
-    policy.proposal = pick(PR, part(0, PR, 1, 0, 4), part(1, PR, 1, 0, 4), part(2, PR, 1, 0, 4))
+    policy.proposal = pick(part(0, 1, 0, 4), part(1, 1, 0, 4), part(2, 1, 0, 4))
     with pytest.raises(
         SelectionError, match=re.escape("request 2, PREFILLING_RECURRENT range [0, 4) at depth 1")
     ):
         scheduler.form_batch(1)
     assert snapshot(scheduler) == before
-    policy.proposal = pick(PR, part(0, PR, 1, 0, 4), part(1, PR, 1, 0, 4))
+    policy.proposal = pick(part(0, 1, 0, 4), part(1, 1, 0, 4))
     batch = scheduler.form_batch(2)
     assert batch is not None and (batch.seq, batch.rows) == (1, 8)
 
 
 def test_a_batch_may_not_hold_more_requests_than_may_run() -> None:
     scheduler, _ = scheduler_at(START)
-    selection = pick(PR, part(0, PR, 1, 0, 4), part(1, PR, 1, 0, 4))
-    assert validate(selection, scheduler.running, SchedulerSettings(max_num_seqs=2), 4, scheduler.exits) == (
+    selection = pick(part(0, 1, 0, 4), part(1, 1, 0, 4))
+    roomy = derive(
+        selection, scheduler.running, SchedulerSettings(max_num_seqs=2), 4, scheduler.exits, has_planes=True
+    )
+    assert (roomy.rows, roomy.num_requests) == (8, 2)
+    with pytest.raises(SelectionError, match="invariant 5: 2 requests in a batch, max_num_seqs is 1"):
+        derive(
+            selection,
+            scheduler.running,
+            SchedulerSettings(max_num_seqs=1),
+            4,
+            scheduler.exits,
+            has_planes=True,
+        )
+
+
+def test_stage_chunk_and_hidden_row_follow_from_where_a_request_stands() -> None:
+    """Chunks of 4 in a ring of 4 slots: token 4 is the first of chunk 1, row 4."""
+    scheduler, policy = scheduler_at(*LOOPING)
+    policy.proposal = pick(token(2, 0, 4), part(0, 1, 0, 4), part(0, 0, 4, 3))
+    batch = scheduler.form_batch(0)
+    assert batch is not None
+    assert batch.work == Work(
+        Stage.RECURRENT,
+        1,
+        (
+            ScheduledRange(2, Stage.RECURRENT, 0, 4, 1),
+            ScheduledRange(0, Stage.PREFILLING_RECURRENT, 1, 0, 4, 0, 0, embeds=False),
+            ScheduledRange(0, Stage.PREFILLING_RECURRENT, 0, 4, 3, 4, 4, embeds=True),
+        ),
         8,
         2,
     )
-    with pytest.raises(SelectionError, match="invariant 5: 2 requests in a batch, max_num_seqs is 1"):
-        validate(selection, scheduler.running, SchedulerSettings(max_num_seqs=1), 4, scheduler.exits)
+
+
+def test_nothing_that_a_policy_sees_can_be_written() -> None:
+    class Vandal(Policy):
+        name = "vandal"
+
+        def select(self, view: View) -> Selection | None:
+            request, prompt = view.running[0], view.running[0].prompt
+            for target in (view, request, prompt):
+                for member in dir(target):
+                    if not member.startswith("_") and not callable(getattr(target, member)):
+                        with pytest.raises((AttributeError, TypeError)):
+                            setattr(target, member, getattr(target, member))
+            for sequence in (view.running, view.prompts, view.preludes, view.codas, view.looping):
+                assert isinstance(sequence, tuple)
+            return None
+
+    scheduler = Scheduler(Vandal(), model_with(), SchedulerSettings(), CacheSettings(num_blocks=400))
+    scheduler.enqueue(Request(0, 0, 24, 3))
+    with pytest.raises(StuckError):
+        scheduler.form_batch(0)
 
 
 def test_halves_of_a_chunk_may_run_at_two_depths_in_one_batch() -> None:
-    scheduler, policy = scheduler_at(pick(PR, part(0, PR, 0, 0, 2, True)))
-    policy.proposal = pick(PR, part(0, PR, 1, 0, 2), part(0, PR, 0, 2, 2, True))
+    scheduler, policy = scheduler_at(pick(part(0, 0, 0, 2)))
+    policy.proposal = pick(part(0, 1, 0, 2), part(0, 0, 2, 2))
     assert scheduler.form_batch(0) is not None
     assert scheduler.running[0].prompt.prefill_depth_ranges == [4, 2, 0, 0]
 
@@ -368,7 +357,7 @@ def test_a_ring_slot_is_free_again_once_its_whole_chunk_has_run_the_last_depth()
     scheduler, policy = scheduler_at(*RING_FULL)
     used = [scheduler.rings.used_slots]
     for depth, start, count in ((0, 0, 4), (1, 0, 4), (2, 0, 4), (3, 0, 3), (3, 3, 1)):
-        policy.proposal = pick(PR, part(0, PR, depth, start, count))
+        policy.proposal = pick(part(0, depth, start, count))
         scheduler.form_batch(0)
         used.append(scheduler.rings.used_slots)
     assert used == [4, 4, 4, 4, 4, 3]

@@ -15,7 +15,8 @@ from executor.kernels.worklist import Packer  # noqa: E402
 from executor.packing import BatchPacker, RunningRequest  # noqa: E402
 from executor.pools import Pools  # noqa: E402
 from policies.core.models.shape import OURO_TINY  # noqa: E402
-from policies.core.seam.batch import Allocation, ExecutionBatch, ScheduledRange, Stage, Transfers  # noqa: E402
+from policies.core.seam.batch import Allocation, ScheduledRange, Stage, Transfers, Work  # noqa: E402
+from policies.core.seam.request import Request  # noqa: E402
 
 PLANES, BLOCK_SIZE, CHUNK = 4, 16, 32
 Corrupt = Callable[[HostMeta], None]
@@ -47,7 +48,7 @@ class Bed:
             groups = tuple(order[at * groups_per_ring : (at + 1) * groups_per_ring])
             prompt = np.arange(1900, dtype=np.int32) % 512
             self.requests[10 + at] = RunningRequest(10 + at, 2 - at, prompt, groups)
-            allocation = Allocation(10 + at, groups, 2 - at)
+            allocation = Allocation(Request(10 + at, 0, len(prompt), 9), groups, 2 - at)
             self.pools.admit(allocation)
             self.audit.transfer(Transfers(allocations=(allocation,)), {10 + at: prompt})
         packer = Packer(self.pools.host_groups, PLANES, BLOCK_SIZE, OURO_TINY.num_heads, slots, (16, 64))
@@ -55,7 +56,7 @@ class Bed:
 
     def check(
         self,
-        batch: ExecutionBatch,
+        batch: Work,
         corrupt: Corrupt = lambda host: None,
         surplus: frozenset[int] = frozenset(),
     ) -> int:
@@ -67,10 +68,8 @@ class Bed:
         return self.audit.rows_checked
 
 
-def batch_of(stage: Stage, loops: int, *ranges: ScheduledRange) -> ExecutionBatch:
-    return ExecutionBatch(
-        7, stage, loops, ranges, sum(item.token_count for item in ranges), len(ranges), 0, -1
-    )
+def work_of(stage: Stage, loops: int, *ranges: ScheduledRange) -> Work:
+    return Work.of(stage, loops, ranges)
 
 
 def prompt(request_id: int, depth: int, start: int, count: int, embeds: bool = False) -> ScheduledRange:
@@ -85,7 +84,7 @@ def row(request_id: int, stage: Stage, position: int, depth: int = 0) -> Schedul
     return ScheduledRange(request_id, stage, depth, position, 1)
 
 
-MIXED = batch_of(
+MIXED = work_of(
     Stage.RECURRENT,
     1,
     row(12, Stage.RECURRENT, 1950, 2),
@@ -93,18 +92,16 @@ MIXED = batch_of(
     prompt(11, 1, 64, 20),
     prompt(11, 0, 96, 32, True),
 )
-STAGED = batch_of(
+STAGED = work_of(
     Stage.PREFILLING_PRELUDE, 0, prompt(10, 0, 40, 24, True)._replace(stage=Stage.PREFILLING_PRELUDE)
 )
 BATCHES = {
     "mixed": MIXED,
-    "all depths": batch_of(
-        Stage.RECURRENT, 4, row(10, Stage.RECURRENT, 2000), row(11, Stage.RECURRENT, 1901)
-    ),
+    "all depths": work_of(Stage.RECURRENT, 4, row(10, Stage.RECURRENT, 2000), row(11, Stage.RECURRENT, 1901)),
     "staging": STAGED,
-    "prelude": batch_of(Stage.PRELUDE, 0, row(10, Stage.PRELUDE, 1900), row(12, Stage.PRELUDE, 1950)),
-    "coda": batch_of(Stage.CODA, 0, row(11, Stage.CODA, 1899), row(10, Stage.CODA, 1912)),
-    "coda of early exits": batch_of(
+    "prelude": work_of(Stage.PRELUDE, 0, row(10, Stage.PRELUDE, 1900), row(12, Stage.PRELUDE, 1950)),
+    "coda": work_of(Stage.CODA, 0, row(11, Stage.CODA, 1899), row(10, Stage.CODA, 1912)),
+    "coda of early exits": work_of(
         Stage.CODA, 0, row(11, Stage.CODA, 1899), row(10, Stage.CODA, 1912, 1), row(12, Stage.CODA, 1950, 3)
     ),
 }
@@ -182,7 +179,7 @@ def put(field: str, at: object, value: int) -> Corrupt:
     ],
 )
 def test_a_wrong_address_is_named_with_its_request_and_position(
-    batch: ExecutionBatch, corrupt: Corrupt, sentence: str
+    batch: Work, corrupt: Corrupt, sentence: str
 ) -> None:
     with pytest.raises(AuditError, match=sentence):
         Bed(5000).check(batch, corrupt)

@@ -183,7 +183,7 @@ class Press:
             for _ in range(self.times):
                 signal.raise_signal(signal.SIGINT)
 
-    def collected(self, launched: Launched, stops: frozenset[int]) -> None:
+    def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None:
         pass
 
 

@@ -24,6 +24,7 @@ from executor.session import PlannedRun, Session  # noqa: E402
 from policies.config.runconfig import RunConfig  # noqa: E402
 from policies.core.memory.prefixes import block_keys  # noqa: E402
 from policies.core.seam.batch import Allocation, Growth, Preemption, Transfers  # noqa: E402
+from policies.core.seam.request import Request  # noqa: E402
 from policies.registry import POLICIES  # noqa: E402
 from sim.replay import replay  # noqa: E402
 
@@ -124,13 +125,19 @@ def prompt_of(*tokens: int) -> np.ndarray:
 
 
 def reusing(request_id: int, groups: tuple[int, ...], num_reused: int) -> Transfers:
-    return Transfers(allocations=(Allocation(request_id, groups, request_id, num_reused_groups=num_reused),))
+    return Transfers(
+        allocations=(
+            Allocation(Request(request_id, 0, 5, 1), groups, request_id, num_reused_groups=num_reused),
+        )
+    )
 
 
 def filled() -> Slots:
     """Blocks of two tokens, two planes: request 0 has computed the prompt 1 2 3 4 5 in groups 7, 5 and 6."""
     slots = Slots(2, 2)
-    slots.transfer(Transfers(allocations=(Allocation(0, (7, 5, 6), 0),)), {0: prompt_of(1, 2, 3, 4, 5)})
+    slots.transfer(
+        Transfers(allocations=(Allocation(Request(0, 0, 5, 1), (7, 5, 6), 0),)), {0: prompt_of(1, 2, 3, 4, 5)}
+    )
     for position in range(5):
         slots.wrote(0, position, 0, 2)
     return slots
@@ -154,7 +161,9 @@ def test_the_audit_compares_a_reused_prefix_with_the_tokens_it_was_computed_from
 def test_the_audit_forgets_what_a_group_held_once_somebody_else_got_it() -> None:
     slots = filled()
     slots.transfer(Transfers(released=(0,)), {})
-    slots.transfer(Transfers(allocations=(Allocation(1, (2,), 1),)), {1: prompt_of(8, 8, 8)})
+    slots.transfer(
+        Transfers(allocations=(Allocation(Request(1, 0, 5, 1), (2,), 1),)), {1: prompt_of(8, 8, 8)}
+    )
     slots.transfer(Transfers(growths=(Growth(1, 1, (5,)),)), {})
     with pytest.raises(AuditError, match=r"request 2 is to reuse group 5 .* holds no complete block"):
         slots.transfer(reusing(2, (7, 5), 2), {2: prompt_of(1, 2, 3, 4, 9)})
@@ -163,7 +172,7 @@ def test_the_audit_forgets_what_a_group_held_once_somebody_else_got_it() -> None
 def test_the_audit_follows_a_prefix_to_host_memory_and_back_into_other_groups() -> None:
     slots = filled()
     slots.transfer(Transfers(preemptions=(Preemption(0, 0, True, (7, 5)),)), {})
-    back = Allocation(0, (1, 4, 9), 3, is_resumed=True, num_swapped_groups=2)
+    back = Allocation(Request(0, 0, 5, 1), (1, 4, 9), 3, is_resumed=True, num_swapped_groups=2)
     slots.transfer(Transfers(allocations=(back,)), {0: prompt_of(1, 2, 3, 4, 5)})
     slots.transfer(reusing(1, (1, 4), 2), {1: prompt_of(1, 2, 3, 4, 5)})
     assert (slots.taken[0].origin, slots.taken[1].origin) == (0, 4)

@@ -16,7 +16,7 @@ from policies.config.runconfig import RunConfig, load_config, parse_config
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, InvariantError
 from policies.core.models.shape import OURO_1_4B, OURO_TINY
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import ScheduledRange, Stage, Work
 from policies.core.seam.events import Completion
 from policies.core.seam.exits import ExitRule, ExitSettings
 from policies.core.seam.request import Request
@@ -220,9 +220,9 @@ def test_drawn_depths_follow_their_weights_and_nothing_but_seed_request_and_posi
 def test_an_exit_copy_takes_its_bytes_over_the_bandwidth(device: str) -> None:
     model = load_device(device, OURO_1_4B)
 
-    def coda(*depths: int) -> ExecutionBatch:
+    def coda(*depths: int) -> Work:
         rows = tuple(ScheduledRange(at, Stage.CODA, depth, 900, 1) for at, depth in enumerate(depths))
-        return ExecutionBatch(0, Stage.CODA, 0, rows, len(rows), len(rows), 0, -1)
+        return Work.of(Stage.CODA, 0, rows)
 
     planes = (1 + 3) + (1 + 1)  # left after 1 loop: one plane read, three written; after 3: one and one
     copies_ns = int(planes * 196_608 / model.facts.bandwidth_bytes_per_s * 1e9)
@@ -236,9 +236,8 @@ def test_an_exit_copy_takes_its_bytes_over_the_bandwidth(device: str) -> None:
 def test_a_fitted_model_predicts_exit_copies_from_its_profile_and_never_below_their_limit() -> None:
     model = load_device("h200", OURO_1_4B)
     rows = tuple(ScheduledRange(at, Stage.CODA, 1, 900, 1) for at in range(32))
-    batch = ExecutionBatch(0, Stage.CODA, 0, rows, 32, 32, 0, -1)
     limit_ns = 32 * (1 + 3) * 196_608 / model.facts.bandwidth_bytes_per_s * 1e9
-    assert limit_ns <= model.predict(batch).breakdown()["copies"] < 100_000
+    assert limit_ns <= model.predict(Work.of(Stage.CODA, 0, rows)).breakdown()["copies"] < 100_000
 
 
 def test_a_trace_says_the_loops_of_each_decoded_token(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_request_that_waits_for_blocks_is_overtaken_no_more_often_than_allowed
     small = [Request(10 + at, 2 + at, 16, 4) for at in range(30)]
     limits = SchedulerSettings(4, 64, 16, max_admission_bypasses=max_bypasses)
     result = run(policy, [Request(0, 0, 160, 60), Request(1, 1, 240, 2), *small], limits, num_blocks=4 * 24)
-    admitted = [item.request_id for batch in result.batches for item in batch.allocations]
+    admitted = [item.request_id for batch in result.batches for item in batch.transfers.allocations]
     assert admitted.index(1) == 1 + max_bypasses
 
 

@@ -9,9 +9,9 @@ from worlds import VARIANTS
 
 from policies.atomic import Atomic
 from policies.config.runconfig import parse_config
-from policies.core.engine.frontier import PromptProgress
 from policies.core.errors import InputError
 from policies.core.models.shape import OURO_TINY
+from policies.core.progress.frontier import PromptProgress
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
@@ -74,7 +74,9 @@ def test_recompute_runs_the_kept_tokens_as_the_end_of_the_prompt_and_makes_the_n
         batch.stage == "CODA" and any(item.request_id == 1 for item in batch.ranges)
         for batch in result.batches[: gave_way.seq]
     )
-    resumed = next(item for batch in result.batches for item in batch.allocations if item.is_resumed)
+    resumed = next(
+        item for batch in result.batches for item in batch.transfers.allocations if item.is_resumed
+    )
     assert resumed.num_kept_tokens == kept > 0
     again = [
         item for batch in result.batches[gave_way.seq :] for item in batch.ranges if item.request_id == 1
@@ -102,7 +104,7 @@ def test_swap_computes_no_token_of_a_decoding_request_twice() -> None:
                     assert (item.request_id, token, depth) not in seen
                     seen.add((item.request_id, token, depth))
     out = [item for batch in result.batches for item in batch.transfers.preemptions]
-    back = [item for batch in result.batches for item in batch.allocations if item.is_resumed]
+    back = [item for batch in result.batches for item in batch.transfers.allocations if item.is_resumed]
     assert [len(item.block_groups) for item in out] == [item.num_swapped_groups for item in back]
     bytes_per_group = PLANES * 8 * OURO_TINY.kv_bytes_per_token_and_depth
     rows = (len(out) + len(back)) * (OURO_TINY.hidden_bytes_per_row + 4)
@@ -156,7 +158,7 @@ def test_the_watermark_keeps_blocks_free_for_those_who_run() -> None:
         return len(
             run(Atomic(), [Request(i, 0, 16, 2) for i in range(4)], LIMITS, cache=cache)
             .batches[0]
-            .allocations
+            .transfers.allocations
         )
 
     assert (admitted_at_once(0.0), admitted_at_once(0.4), admitted_at_once(0.99)) == (4, 3, 1)

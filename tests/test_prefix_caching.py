@@ -66,7 +66,9 @@ def test_the_common_beginning_is_reused_in_whole_blocks_but_for_the_last_token(
         SERIAL,
         cache=sharing(40),
     )
-    allocation = next(item for batch in result.batches for item in batch.allocations if item.request_id == 1)
+    allocation = next(
+        item for batch in result.batches for item in batch.transfers.allocations if item.request_id == 1
+    )
     assert allocation.num_reused_groups == reused
     prompt = [
         item
@@ -84,14 +86,16 @@ def test_a_prefix_is_shared_chunk_by_chunk_as_batches_are_collected_never_before
     limits = SchedulerSettings(max_num_seqs=2, prefill_chunk_size=16, max_num_batched_tokens=16, inflight=1)
     requests = [asking(0, 64, (1, 2)), asking(1, 64, (1, 2), arrival_ns=2500)]
     result = run(Atomic(), requests, limits, cache=sharing(40))
-    allocation = next(item for batch in result.batches for item in batch.allocations if item.request_id == 1)
+    allocation = next(
+        item for batch in result.batches for item in batch.transfers.allocations if item.request_id == 1
+    )
     assert allocation.num_reused_groups == 6
     early = run(
         Atomic(), [asking(0, 64, (1, 2)), asking(1, 64, (1, 2), arrival_ns=2)], limits, cache=sharing(40)
     )
     assert (
         next(
-            item for batch in early.batches for item in batch.allocations if item.request_id == 1
+            item for batch in early.batches for item in batch.transfers.allocations if item.request_id == 1
         ).num_reused_groups
         == 2
     )

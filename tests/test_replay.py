@@ -170,9 +170,11 @@ def test_a_closed_loop_cannot_be_replayed_by_its_logged_arrivals_alone(
     collected."""
     path = simulated(tmp_path / "run", config_of("mixed", 2, device="a100-seed", workload=CLOSED))
     assert_equal(replay(path))
-    arrivals = replay_module.LoggedArrivals
+    clients = replay_module.LoggedClients
     monkeypatch.setattr(
-        replay_module, "LoggedArrivals", lambda requests, concurrency: arrivals(requests, None)
+        replay_module,
+        "LoggedClients",
+        lambda requests, concurrency, patience_ns: clients(requests, None, patience_ns),
     )
     assert replay(path).difference is not None
 

@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
+from policies.core.engine.arrivals import Arrivals
 from results_runs import config_of, duration_ns, identity_of, write_run
 from toy_backend import World, drive
 
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler

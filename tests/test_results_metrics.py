@@ -11,7 +11,7 @@ import pytest
 from results_runs import complete_batch, config_of, identity_of, records_with_tokens, write_run
 
 from policies.core.engine.runlog import RequestRecord, RunLog
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage, Work
 from policies.core.seam.events import Completion
 from policies.core.seam.request import Request, Status
 from results.identity import RunIdentity, policy_label
@@ -179,9 +179,8 @@ def test_idle_time_is_split_by_what_the_device_waited_for() -> None:
         (1, 130, 190, 300, 20, 30),
         (2, 150, 305, 400, 9, 9),
     ):
-        batch = ExecutionBatch(
-            seq, Stage.CODA, 0, (ScheduledRange(0, Stage.CODA, 0, 5 + seq, 1),), 1, 1, formed, seq - 1
-        )
+        work = Work.of(Stage.CODA, 0, [ScheduledRange(0, Stage.CODA, 0, 5 + seq, 1)])
+        batch = ExecutionBatch(seq, work, formed, seq - 1)
         log.completed(batch, Completion(seq, finished, started, finished, frozenset(), select, host))
     totals = log.totals
     assert (totals.idle_ns, totals.idle_host_ns, totals.idle_launch_ns) == (95, 50, 15)

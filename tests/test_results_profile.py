@@ -56,14 +56,14 @@ def test_visits_to_a_case_are_read_as_one_row(tmp_path: Path) -> None:
 
 
 def test_a_row_becomes_the_batch_that_was_measured() -> None:
-    batch = MIXED.batch()
-    assert (batch.stage, batch.loop_count, batch.rows, batch.num_requests) == (Stage.RECURRENT, 1, 17, 2)
-    assert batch.ranges == (
+    work = MIXED.work()
+    assert (work.stage, work.loop_count, work.rows, work.num_requests) == (Stage.RECURRENT, 1, 17, 2)
+    assert work.ranges == (
         ScheduledRange(3, Stage.RECURRENT, 2, 70, 1, 70),
         ScheduledRange(9, Stage.PREFILLING_RECURRENT, 0, 32, 16, 32),
     )
     with pytest.raises(ValueError, match="has no batch"):
-        GAP.batch()
+        GAP.work()
 
 
 def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_backend import World, drive
 
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import REQUEST_COLUMNS, RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, InvariantError
 from policies.core.models.shape import OURO_TINY
+from policies.core.seam.clients import Clients
 from policies.core.seam.events import Command, Event
 from policies.core.seam.request import Request, Status
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
@@ -131,7 +131,7 @@ def test_during_a_run_the_log_holds_no_record_of_a_request_that_has_ended() -> N
     ended: list[RequestRecord] = []
     engine = Watched(
         scheduler,
-        Arrivals(requests),
+        Clients(requests),
         RunLog(io.StringIO(), ended.append),
         dict.fromkeys(range(0, 200, 7), 5000),
     )

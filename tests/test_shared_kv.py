@@ -124,4 +124,4 @@ def test_no_plane_is_copied_to_when_there_is_one() -> None:
         exits=ExitSettings("trace", 1, 2),
     )
     left = [batch for batch in result.batches if batch.stage is Stage.CODA and batch.ranges[0].depth]
-    assert left and all(batch.exit_depths == [] for batch in left)
+    assert left and all(batch.work.exit_depths == [] for batch in left)

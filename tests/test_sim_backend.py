@@ -9,15 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import simpy
 from log_checker import Rules, check_log, parse_batches
 from toy_backend import by_id, requests_text
 
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.models.shape import OURO_TINY
 from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.clients import Clients
+from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.costs.devices import device_facts
@@ -92,11 +94,12 @@ def simulate(
     text = io.StringIO()
     scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=400))
     ended: list[RequestRecord] = []
-    engine = Engine(scheduler, Arrivals(requests), RunLog(text, ended.append))
+    engine = Engine(scheduler, Clients(requests), RunLog(text, ended.append))
     cost = ConstantCost(
         device_ns, select_ns, host_ns, loop or HostLoop(collect_ns=collect_ns), launch_ns, idle_ns
     )
-    SimBackend(engine, cost, AsAsked(shorter or {}), seed=seed).run()
+    foresight = Foresight(AsAsked(shorter or {}), None, scheduler.exits)
+    SimBackend(simpy.Environment(), engine, cost, foresight, seed=seed).run()
     return Simulated(engine, text.getvalue(), by_id(ended))
 
 

@@ -60,7 +60,7 @@ def test_features_count_the_items_that_the_executor_packs(
     spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...]
 ) -> None:
     cuts = cutting(slots, heights)
-    work = cuts.work(cuts.key(ranges(spans)))
+    work = cuts.features(cuts.key(ranges(spans)))
     tile_rows, items, combines = packed_items(spans, slots, heights)
     lengths = (items[:, 6] - items[:, 5]).tolist()
     programs = max(1, slots * 64 // max(64, tile_rows))
@@ -80,7 +80,7 @@ def test_a_batch_without_room_for_all_its_splits_keeps_the_last_tiles_whole() ->
     """Each tile of 128 rows before 16384 has 32 splits, so 4,096 rows of partial results: two of the four
     find room in 8,192."""
     cuts = cutting()
-    work = cuts.work(cuts.key(ranges([(16384 - 512, 512)])))
+    work = cuts.features(cuts.key(ranges([(16384 - 512, 512)])))
     assert (work.partials, work.combined_rows, work.items) == (2 * 128 * 32, 2 * 128, 2 * 32 + 2)
 
 
@@ -98,4 +98,4 @@ def test_the_critical_path_is_the_longest_unit_of_every_wave(rows: int, path: in
     """16 heads and 264 programs: items 0, 16 and 33 of the list hold the units 0, 264 and 528."""
     cuts = cutting()
     spans = [(8 * 64 - 1, 1)] * min(rows, 16) + [(63, 1)] * (rows - 16)
-    assert cuts.work(cuts.key(ranges(spans))).path_tiles == path
+    assert cuts.features(cuts.key(ranges(spans))).path_tiles == path

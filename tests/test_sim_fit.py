@@ -58,8 +58,8 @@ def test_the_coefficients_that_a_profile_was_made_from_come_back(model: ModelFil
 def test_every_batch_of_the_profile_is_predicted_as_it_was_measured(model: ModelFile) -> None:
     for _, stage, loops, ranges in batches():
         if loops:
-            work = model.cutting.work(model.cutting.key(ranges))
-            assert near(sum(model.device.recurrent_ns(work, loops)), true_ns(stage, loops, ranges))
+            features = model.cutting.features(model.cutting.key(ranges))
+            assert near(sum(model.device.recurrent_ns(features, loops)), true_ns(stage, loops, ranges))
 
 
 def test_host_times_and_the_loop_around_them_come_back(model: ModelFile) -> None:

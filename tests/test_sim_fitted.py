@@ -16,7 +16,7 @@ from policies.config.runconfig import parse_config
 from policies.core.engine.runlog import ranges_text
 from policies.core.errors import InputError
 from policies.core.models.shape import OURO_1_4B, OURO_2_6B, OURO_TINY
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import Stage, Work
 from policies.core.seam.events import COMPONENTS
 from policies.costs.fitted import FittedModel
 from policies.costs.modelfile import FIT_VERSION, Table
@@ -42,12 +42,6 @@ def model(path: Path) -> FittedModel:
     return latency
 
 
-def batch(stage: Stage, loops: int, ranges: tuple[ScheduledRange, ...]) -> ExecutionBatch:
-    return ExecutionBatch(
-        0, stage, loops, ranges, sum(item.token_count for item in ranges), len(ranges), 0, -1
-    )
-
-
 def edited(path: Path, out: Path, *keys: str, value: object) -> Path:
     """A copy of the model file at `path` with one value changed."""
     data = json.loads(path.read_text())
@@ -61,7 +55,7 @@ def edited(path: Path, out: Path, *keys: str, value: object) -> Path:
 
 def test_more_rows_never_take_less_time(model: FittedModel) -> None:
     times = [
-        model.predict(batch(Stage.PREFILLING_RECURRENT, 1, prompts([(0, 16)] * rows))).device_ns
+        model.predict(Work.of(Stage.PREFILLING_RECURRENT, 1, prompts([(0, 16)] * rows))).device_ns
         for rows in range(1, 120)
     ]
     assert times == sorted(times)
@@ -71,14 +65,14 @@ def test_more_rows_never_take_less_time(model: FittedModel) -> None:
 
 
 def _predictions(model: FittedModel, rows: tuple[int, ...]) -> list:  # type: ignore[type-arg]
-    return [model.predict(batch(Stage.PREFILLING_RECURRENT, 1, prompts([(0, count)]))) for count in rows]
+    return [model.predict(Work.of(Stage.PREFILLING_RECURRENT, 1, prompts([(0, count)]))) for count in rows]
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_more_context_never_takes_less_time(model: FittedModel, count: int) -> None:
     times = [
         model.predict(
-            batch(Stage.RECURRENT, 1, tuple(item._replace(token_start=at) for item in decodes(count, 1)))
+            Work.of(Stage.RECURRENT, 1, tuple(item._replace(token_start=at) for item in decodes(count, 1)))
         ).device_ns
         for at in range(0, 9000, 64)
     ]
@@ -91,7 +85,7 @@ def test_a_table_is_linear_between_its_entries_and_goes_on_at_the_slope_of_its_l
 
 
 def test_more_loops_take_more_time_and_only_the_launch_once(model: FittedModel) -> None:
-    one, four = (model.predict(batch(Stage.PREFILL, loops, prompts([(64, 64)]))) for loops in (1, 4))
+    one, four = (model.predict(Work.of(Stage.PREFILL, loops, prompts([(64, 64)]))) for loops in (1, 4))
     launch = round(model.file.device.launch_ns)
     assert abs((four.device_ns - launch) - 4 * (one.device_ns - launch)) <= 8
 
@@ -113,11 +107,11 @@ def test_a_prediction_is_never_negative_never_below_nothing_and_its_parts_add_up
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prediction = model.predict(batch(*kind, prompts(spans)))
+        prediction = model.predict(Work.of(*kind, prompts(spans)))
     breakdown = prediction.breakdown()
     assert all(value >= 0 for value in breakdown.values())
     assert sum(breakdown[name] for name in COMPONENTS) == prediction.device_ns > 0
-    assert model.predict(batch(*kind, prompts(spans))) == prediction
+    assert model.predict(Work.of(*kind, prompts(spans))) == prediction
 
 
 def test_beyond_the_profile_it_warns_once_with_the_numbers(path: Path) -> None:
@@ -125,16 +119,16 @@ def test_beyond_the_profile_it_warns_once_with_the_numbers(path: Path) -> None:
     with pytest.warns(
         UserWarning, match=r"card\.json: a batch has tiles 30558, profiled 1 to \d+; extrapolated"
     ):
-        latency.predict(batch(Stage.RECURRENT, 1, decodes(32, 60_000)))
+        latency.predict(Work.of(Stage.RECURRENT, 1, decodes(32, 60_000)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        latency.predict(batch(Stage.RECURRENT, 1, decodes(32, 61_000)))
+        latency.predict(Work.of(Stage.RECURRENT, 1, decodes(32, 61_000)))
 
 
 def test_within_the_profile_nothing_is_warned_of(path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_device(str(path), OURO_1_4B).predict(batch(Stage.RECURRENT, 1, decodes(8, 4000)))
+        load_device(str(path), OURO_1_4B).predict(Work.of(Stage.RECURRENT, 1, decodes(8, 4000)))
 
 
 def test_a_model_with_twice_the_layers_takes_twice_as_long_in_them_and_says_so(
@@ -142,7 +136,8 @@ def test_a_model_with_twice_the_layers_takes_twice_as_long_in_them_and_says_so(
 ) -> None:
     larger = load_device(str(path), OURO_2_6B)
     one, two = (
-        latency.predict(batch(Stage.RECURRENT, 1, decodes(8, 700))).breakdown() for latency in (model, larger)
+        latency.predict(Work.of(Stage.RECURRENT, 1, decodes(8, 700))).breakdown()
+        for latency in (model, larger)
     )
     assert abs(two["linear"] - 2 * one["linear"]) <= 1 and abs(two["attention"] - 2 * one["attention"]) <= 1
     assert two["launch"] == one["launch"]
@@ -211,7 +206,7 @@ def test_an_explanation_adds_up_to_the_prediction(path: Path, name: str) -> None
     ranges = (*decodes(3, 5000), prompts([(640, 128)])[0]._replace(request_id=9))
     found = explain(device, ranges_text(ranges), None, None)
     assert (found.batch.stage, found.batch.loop_count) == (Stage.RECURRENT, 1)
-    assert found.prediction == model.predict(batch(Stage.RECURRENT, 1, ranges))
+    assert found.prediction == model.predict(Work.of(Stage.RECURRENT, 1, ranges))
     by_component: dict[str, float] = {}
     for term in found.terms:
         by_component[term.component] = by_component.get(term.component, 0.0) + term.ns

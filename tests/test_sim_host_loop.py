@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from policies.config.runconfig import load_config
-from policies.core.engine.arrivals import Arrivals
-from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RunLog
 from policies.core.seam.batch import ExecutionBatch
 from policies.costs.devices import device_facts
 from policies.costs.latency import HostLoop, LatencyModel, Prediction
@@ -19,7 +16,6 @@ from policies.costs.models import DEVICES
 from results.find import find_runs
 from results.load import Run
 from results.rundir import BATCHES, CONFIG
-from sim.backend import SimBackend
 from sim.run import Simulation
 
 PACKS = sorted((Path(__file__).parents[1] / "results" / "reference" / "h200" / "recorded").glob("*.tar.xz"))
@@ -63,11 +59,9 @@ def test_a_run_on_recorded_times_is_as_long_as_the_recorded_run(run: Run) -> Non
     simulation = Simulation.prepare(load_config(run.path / CONFIG))
     loop = dataclasses.replace(read_model(DEVICES / "h200.json").loop, host_spread=0.0)
     latency = RecordedTimes(run, simulation, loop, launching_ns=35_000)
-    log = RunLog()
-    engine = Engine(
-        simulation.scheduler(), Arrivals(simulation.workload.requests, simulation.workload.concurrency), log
-    )
-    SimBackend(engine, latency, simulation.workload.oracle).run()
+    engine = simulation.engine()
+    dataclasses.replace(simulation, latency=latency).backend(engine).run()
+    log = engine.log
     simulated, recorded = log.totals.last_finished_ns, int(latency.rows[-1]["finished_ns"])
     if not any(request.arrival_ns for request in simulation.workload.requests):
         assert log.totals.num_batches == pytest.approx(len(latency.rows), rel=DEVIATION)

@@ -7,19 +7,16 @@ from pathlib import Path
 import pytest
 
 from policies.config.runconfig import parse_config
-from policies.core.engine.arrivals import Arrivals
-from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RequestRecord, RunLog
+from policies.core.engine.runlog import RequestRecord
 from policies.core.errors import InputError
 from policies.core.models.shape import OURO_1_4B, OURO_2_6B, OURO_TINY
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import ScheduledRange, Stage, Work
 from policies.core.seam.events import COMPONENTS
 from policies.costs.devices import CATALOGUE, device_facts
 from policies.costs.limit import Roofline
 from policies.costs.models import TableModel, load_device
 from results.identity import RunIdentity
 from results.metrics import Peaks, summarize
-from sim.backend import SimBackend
 from sim.run import Simulation
 
 MEASURED_MS = {
@@ -49,13 +46,13 @@ def h200() -> TableModel:
     return model
 
 
-def batch_of(stage: Stage, loops: int, *ranges: tuple[int, int]) -> ExecutionBatch:
+def work_of(stage: Stage, loops: int, *ranges: tuple[int, int]) -> Work:
     """A batch with one range (token_start, token_count) for each request."""
     items = tuple(ScheduledRange(at, stage, 0, start, count) for at, (start, count) in enumerate(ranges))
-    return ExecutionBatch(0, stage, loops, items, sum(count for _, count in ranges), len(items), 0, -1)
+    return Work.of(stage, loops, items)
 
 
-DECODE = batch_of(Stage.RECURRENT, 1, *[(1023, 1)] * 8)
+DECODE = work_of(Stage.RECURRENT, 1, *[(1023, 1)] * 8)
 
 
 def test_the_h200_table_gives_every_measured_point_itself() -> None:
@@ -89,7 +86,7 @@ def test_a_batch_beyond_the_table_goes_on_at_the_last_slope_and_warns_once_with_
 def test_within_the_table_nothing_is_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        h200().predict(batch_of(Stage.PREFILL, 4, (0, 2048)))
+        h200().predict(work_of(Stage.PREFILL, 4, (0, 2048)))
 
 
 def test_the_limit_of_the_linear_layers_is_the_published_row_of_the_table() -> None:
@@ -112,16 +109,16 @@ def test_eight_decode_rows_over_1024_tokens_have_a_limit_of_0_97_ms() -> None:
     "batch",
     [
         DECODE,
-        batch_of(Stage.RECURRENT, 4, (10, 1)),
-        batch_of(Stage.PREFILL, 4, (0, 512)),
-        batch_of(Stage.PREFILLING_RECURRENT, 1, (8000, 16)),
-        batch_of(Stage.CODA, 0, (9, 1), (12, 1)),
-        batch_of(Stage.PRELUDE, 0, (10, 1)),
+        work_of(Stage.RECURRENT, 4, (10, 1)),
+        work_of(Stage.PREFILL, 4, (0, 512)),
+        work_of(Stage.PREFILLING_RECURRENT, 1, (8000, 16)),
+        work_of(Stage.CODA, 0, (9, 1), (12, 1)),
+        work_of(Stage.PRELUDE, 0, (10, 1)),
     ],
     ids=lambda batch: f"{batch.stage}-{batch.rows}x{batch.loop_count}",
 )
 def test_no_prediction_is_below_its_physical_limit_and_the_breakdown_adds_up(
-    device: str, batch: ExecutionBatch
+    device: str, batch: Work
 ) -> None:
     prediction = load_device(device, OURO_1_4B).predict(batch)
     rounding_ns = len(COMPONENTS)
@@ -133,7 +130,7 @@ def test_no_prediction_is_below_its_physical_limit_and_the_breakdown_adds_up(
 
 def test_a_batch_of_four_loops_costs_four_times_the_batch_of_one() -> None:
     model = h200()
-    one, four = (model.predict(batch_of(Stage.PREFILL, loops, (64, 64))) for loops in (1, 4))
+    one, four = (model.predict(work_of(Stage.PREFILL, loops, (64, 64))) for loops in (1, 4))
     assert abs(four.device_ns - 4 * one.device_ns) <= 4 * len(COMPONENTS)
     assert (four.select_ns, four.host_ns) == (one.select_ns, one.host_ns)
 
@@ -147,10 +144,10 @@ def test_a_model_with_twice_the_layers_takes_twice_the_linear_time() -> None:
 def test_the_seeds_model_is_25_ms_per_invocation_and_a_row_cost_linear_in_context() -> None:
     model = load_device("a100-seed", OURO_1_4B)
     row_ns = 40_000 + 115.57 * 4033
-    prediction = model.predict(batch_of(Stage.RECURRENT, 1, (4032, 1)))
+    prediction = model.predict(work_of(Stage.RECURRENT, 1, (4032, 1)))
     assert abs(prediction.device_ns - 25_000_000 - row_ns) < 2
     assert (prediction.select_ns, prediction.host_ns, model.loop.collect_ns) == (0, 0, 0)
-    assert model.predict(batch_of(Stage.CODA, 0, (9, 1))).device_ns == 0
+    assert model.predict(work_of(Stage.CODA, 0, (9, 1))).device_ns == 0
 
 
 @pytest.mark.parametrize(("preset", "policy", "chunk", "rows", "tokens_per_s"), PUBLISHED)
@@ -171,14 +168,13 @@ def test_the_seeds_published_figures_come_out_within_8_percent(
     config = parse_config(raw, Path("."), "published")
     simulation = Simulation.prepare(config)
     ended: list[RequestRecord] = []
-    scheduler, log = simulation.scheduler(), RunLog(on_ended=ended.append)
-    SimBackend(
-        Engine(scheduler, Arrivals(simulation.workload.requests), log),
-        simulation.latency,
-        simulation.workload.oracle,
-    ).run()
+    engine = simulation.engine(on_ended=ended.append)
+    simulation.backend(engine).run()
     summary = summarize(
-        ended, log.totals, Peaks.of(scheduler), RunIdentity.from_config(config.resolved, "sim", 4)
+        ended,
+        engine.log.totals,
+        Peaks.of(engine.scheduler),
+        RunIdentity.from_config(config.resolved, "sim", 4),
     )
     assert abs(summary["prompt_token_throughput"] / tokens_per_s - 1) <= 0.08
     if preset == "seed-4x8064" and rows is not None:

@@ -9,12 +9,9 @@ from log_checker import Rules, check_log
 from toy_backend import requests_text
 
 from policies.config.runconfig import parse_config
-from policies.core.engine.arrivals import Arrivals
-from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RequestRecord, RunLog
+from policies.core.engine.runlog import RequestRecord
 from policies.core.seam.request import Status
 from policies.registry import POLICIES
-from sim.backend import SimBackend
 from sim.run import Simulation
 
 TRACES = Path(__file__).parent.parent.parent / "shared" / "traces"
@@ -37,29 +34,32 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
         "workload": {"kind": "trace", "path": str(TRACES / name), **CASES[name]},
     }
     simulation = Simulation.prepare(parse_config(raw, Path("."), "test"))
-    workload, scheduler, batches = simulation.workload, simulation.scheduler(), io.StringIO()
+    workload, batches = simulation.workload, io.StringIO()
     ended: list[RequestRecord] = []
-    log = RunLog(batches, ended.append)
-    SimBackend(Engine(scheduler, Arrivals(workload.requests), log), simulation.latency, workload.oracle).run()
+    engine = simulation.engine(batches, ended.append)
+    simulation.backend(engine).run()
 
     assert len(workload.requests) == NUM_ROWS
-    assert sorted(record.request.request_id for record in ended) == list(range(NUM_ROWS)) and not log.records
+    assert (
+        sorted(record.request.request_id for record in ended) == list(range(NUM_ROWS))
+        and not engine.log.records
+    )
     counts = Counter(record.status for record in ended)
     assert counts[Status.FINISHED] + counts[Status.REFUSED] == NUM_ROWS
     assert counts[Status.REFUSED] > 0
     assert all(bool(record.reason) == (record.status is Status.REFUSED) for record in ended)
-    scheduler.check_drained()
-    settings = scheduler.settings
+    engine.scheduler.check_drained()
+    settings = engine.scheduler.settings
     rules = Rules(
-        num_loops=scheduler.num_loops,
+        num_loops=engine.scheduler.num_loops,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         chunk_tokens=settings.chunk_tokens,
         inflight=settings.inflight,
-        resident_chunks=scheduler.rings.slots_per_ring,
-        num_groups=scheduler.blocks.num_groups,
-        block_size=scheduler.blocks.block_size,
-        max_context_tokens=scheduler.max_context_tokens,
+        resident_chunks=engine.scheduler.rings.slots_per_ring,
+        num_groups=engine.scheduler.blocks.num_groups,
+        block_size=engine.scheduler.blocks.block_size,
+        max_context_tokens=engine.scheduler.max_context_tokens,
         outputs={
             request.request_id: workload.oracle.output_tokens(request.request_id)
             for request in workload.requests

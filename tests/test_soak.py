@@ -10,10 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 from policies.config.runconfig import parse_config
-from policies.core.engine.arrivals import Arrivals
-from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RequestRecord, RunLog
-from sim.backend import SimBackend
+from policies.core.engine.runlog import RequestRecord
 from sim.run import Simulation
 
 CORE = [
@@ -46,24 +43,19 @@ def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
     def note(record: RequestRecord) -> None:
         ends[record.status.value] += 1
         ends["preemptions"] += record.preemptions
-        ends["most_records"] = max(ends["most_records"], len(log.records) + 1)
+        ends["most_records"] = max(ends["most_records"], len(engine.log.records) + 1)
 
     gc.collect()
     tracemalloc.start()
     try:
-        scheduler = simulation.scheduler()
-        workload = simulation.workload
-        log = RunLog(on_ended=note)
-        engine = Engine(
-            scheduler, Arrivals(workload.requests, workload.concurrency), log, workload.patience_ns
-        )
-        SimBackend(engine, simulation.latency, workload.oracle).run()
+        engine = simulation.engine(on_ended=note)
+        simulation.backend(engine).run()
         gc.collect()
         held = tracemalloc.take_snapshot().filter_traces(CORE)
     finally:
         tracemalloc.stop()
-    scheduler.check_drained()
-    assert not log.records
+    engine.scheduler.check_drained()
+    assert not engine.log.records
     return sum(trace.size for trace in held.traces), ends
 
 

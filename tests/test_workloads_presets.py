@@ -5,11 +5,11 @@ from collections import Counter, deque
 
 import pytest
 
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.models.shape import OURO_1_4B
+from policies.core.seam.clients import Clients
 from policies.core.seam.events import Command, Completion, Event, Submit, Tick
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
@@ -95,7 +95,7 @@ def rows_per_invocation(workload: Workload, policy: str, chunk_tokens: int) -> f
     log = RunLog()
     engine = Engine(
         Scheduler(POLICIES[policy](), OURO_1_4B, settings, CacheSettings(num_blocks=10**6)),
-        Arrivals(workload.requests),
+        Clients(workload.requests),
         log,
     )
     loop = engine.run()

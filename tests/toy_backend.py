@@ -7,21 +7,22 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from policies.core.engine.arrivals import Arrivals
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import REQUEST_COLUMNS, RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.models.shape import OURO_TINY, ModelShape
-from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.clients import Clients
 from policies.core.seam.events import Command, Completion, Event, Submit, Tick
 from policies.core.seam.exits import ExitSettings
-from policies.core.seam.oracle import early_exits
+from policies.core.seam.oracle import Foresight
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from results.requestlog import request_row
 
 Duration = Callable[[ExecutionBatch], int]
+ENDLESS = 1 << 30
 
 
 def model_with(num_loops: int = 4, max_context_tokens: int = 65536) -> ModelShape:
@@ -44,6 +45,9 @@ class World:
     host_ns: int = 0
     collect_delay_ns: int = 0
     exit_loops: Callable[[int, int], int] = lambda request_id, position: 1
+
+    def output_tokens(self, request_id: int) -> int:
+        return self.outputs.get(request_id, ENDLESS)
 
 
 @dataclass
@@ -82,7 +86,7 @@ def run(
     scheduler = Scheduler(policy, model, settings or SchedulerSettings(), cache, exits)
     text = io.StringIO()
     ended: list[RequestRecord] = []
-    engine = Engine(scheduler, Arrivals(requests, concurrency), RunLog(text, ended.append), patience_ns)
+    engine = Engine(scheduler, Clients(requests, concurrency, patience_ns), RunLog(text, ended.append))
     commands = drive(engine, world or World())
     batches = [command.batch for command in commands if isinstance(command, Submit)]
     return Run(engine, commands, batches, text.getvalue(), requests_text(ended), by_id(ended))
@@ -95,6 +99,7 @@ def drive(engine: Engine, world: World) -> list[Command]:
     pending: deque[tuple[ExecutionBatch, int, int]] = deque()
     loop: Generator[Command, Event, None] = engine.run()
     now_ns = device_free_ns = 0
+    foresight = Foresight(world, world, engine.scheduler.exits)
     event: Event | None = None
     while True:
         try:
@@ -104,6 +109,7 @@ def drive(engine: Engine, world: World) -> list[Command]:
         commands.append(command)
         if isinstance(command, Submit):
             now_ns += world.host_ns
+            foresight.see(command.batch.transfers)
             started_ns = max(now_ns, device_free_ns)
             device_free_ns = started_ns + world.duration_ns(command.batch)
             pending.append((command.batch, started_ns, device_free_ns))
@@ -113,8 +119,8 @@ def drive(engine: Engine, world: World) -> list[Command]:
         ):
             batch, started_ns, finished_ns = pending.popleft()
             now_ns = max(now_ns, finished_ns + world.collect_delay_ns)
-            ended = stops(engine, batch, world.outputs)
-            left = early_exits(batch, engine.scheduler.exits, world)
+            ended = foresight.stops(batch.work)
+            left = foresight.early_exits(batch.work)
             event = Completion(
                 batch.seq, now_ns, started_ns, finished_ns, ended, host_ns=world.host_ns, exits=left
             )
@@ -122,21 +128,6 @@ def drive(engine: Engine, world: World) -> list[Command]:
             assert command.until_ns is not None, "the engine waits for a completion and nothing is in flight"
             now_ns = max(now_ns, command.until_ns)
             event = Tick(now_ns)
-
-
-def stops(engine: Engine, batch: ExecutionBatch, outputs: Mapping[int, int]) -> frozenset[int]:
-    """Requests that have not ended whose row in a CODA batch makes their last token."""
-    if batch.stage is not Stage.CODA:
-        return frozenset()
-    found = []
-    for item in batch.ranges:
-        if item.request_id not in engine.log.records:
-            continue
-        request = engine.log.records[item.request_id].request
-        number = item.token_start - request.prompt_tokens + 2
-        if number >= outputs.get(item.request_id, request.max_tokens):
-            found.append(item.request_id)
-    return frozenset(found)
 
 
 def by_id(records: Iterable[RequestRecord]) -> dict[int, RequestRecord]:

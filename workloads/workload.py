@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from policies.core.errors import InputError
+from policies.core.seam.clients import Clients
 from policies.core.seam.request import ExitOracle, Oracle, Request
 from workloads.columns import Columns, IntLists
 from workloads.presets import generate_preset, resolve_preset
@@ -70,6 +71,10 @@ class Workload:
     max_context: int | None = None
     patience_ns: Mapping[int, int] | None = field(default=None, repr=False)
     exits: ExitOracle | None = field(default=None, repr=False)
+
+    def clients(self) -> Clients:
+        """Whoever sends these requests: a fresh inbox for one run."""
+        return Clients(self.requests, self.concurrency, self.patience_ns)
 
     def recorded_exits(self) -> ExitOracle:
         """`exits`. Raises `InputError` when the source does not know them."""

@@ -16,7 +16,7 @@ from executor.checks.slots import Slot, Slots
 from executor.errors import AuditError
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HEADER_ROWS, HostMeta
 from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, TILES_PER_SPLIT
-from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Stage, Transfers
+from policies.core.seam.batch import PROMPT_STAGES, ScheduledRange, Stage, Transfers, Work
 
 SCALAR_FIELDS = ("slots", "token_ids", "sampled_rows", "source_rows", "target_rows")
 LOOP_FIELDS = ("positions", "gates")
@@ -51,64 +51,62 @@ class AddressAudit:
         self._has_gate = has_gate
         self._slots = Slots(planes, block_size)
         self.rows_checked = 0
+        self.batches_checked = 0
 
     def transfer(self, transfers: Transfers, prompts: Mapping[int, np.ndarray]) -> None:
         """Take note of what is transferred before the next batch; `prompts` has those of the requests that
         are let in."""
         self._slots.transfer(transfers, prompts)
 
-    def check(self, batch: ExecutionBatch, host: HostMeta, surplus: frozenset[int] = frozenset()) -> None:
+    def check(self, work: Work, host: HostMeta, surplus: frozenset[int] = frozenset()) -> None:
         """Raise `AuditError` at the first address that differs; decode rows of the requests in `surplus`
         write nothing."""
-        fields = SCALAR_FIELDS + (LOOP_FIELDS if batch.loop_count else ())
+        fields = SCALAR_FIELDS + (LOOP_FIELDS if work.loop_count else ())
         found = {name: getattr(host, name).tolist() for name in fields}
         row = 0
-        for item in batch.ranges:
+        for item in work.ranges:
             request = self._slots.taken[item.request_id]
             for position in range(item.token_start, item.token_end):
-                expected = self._expected(batch, item, request, position)
+                expected = self._expected(work, item, request, position)
                 if item.stage is Stage.RECURRENT and item.request_id in surplus:
                     expected |= {"slots": -1, "target_rows": -1}
                 for name, value in expected.items():
                     if found[name][row] != value:
                         raise self._error(
-                            batch,
                             item,
                             position,
                             f"{name} is {found[name][row]}, first principles say {value}",
                         )
-                if batch.loop_count and position < request.origin:
-                    raise self._error(
-                        batch, item, position, f"writes to a reused prefix of {request.origin} tokens"
-                    )
-                if batch.loop_count and item.stage in PROMPT_STAGES:
+                if work.loop_count and position < request.origin:
+                    raise self._error(item, position, f"writes to a reused prefix of {request.origin} tokens")
+                if work.loop_count and item.stage in PROMPT_STAGES:
                     self._slots.wrote(
                         item.request_id,
                         position,
                         self._plane(item),
-                        batch.loop_count if self._planes > 1 else 1,
+                        work.loop_count if self._planes > 1 else 1,
                     )
                 row += 1
         for name in fields:
             if name != "positions" and any(value != -1 for value in found[name][row:]):
-                raise AuditError(f"batch {batch.seq}: a padding row has an address in {name}")
-        if batch.loop_count:
+                raise AuditError(f"batch {self.batches_checked}: a padding row has an address in {name}")
+        if work.loop_count:
             if host.header[HEADER_ROWS] != row:
                 raise AuditError(
-                    f"batch {batch.seq}: its header counts {host.header[HEADER_ROWS]} rows, it has {row}"
+                    f"batch {self.batches_checked}: its header counts {host.header[HEADER_ROWS]} rows, it "
+                    f"has {row}"
                 )
-            self._check_reads(batch, host)
+            self._check_reads(work, host)
         self.rows_checked += row
+        self.batches_checked += 1
 
-    def _expected(
-        self, batch: ExecutionBatch, item: ScheduledRange, request: Slot, position: int
-    ) -> dict[str, int]:
-        expected = self._hidden_rows(batch, item.stage, item.depth, item.embeds, request, position)
-        plane = self._plane(item) if batch.loop_count else item.depth - 1 if batch.exit_depths else -1
+    def _expected(self, work: Work, item: ScheduledRange, request: Slot, position: int) -> dict[str, int]:
+        expected = self._hidden_rows(work, item.stage, item.depth, item.embeds, request, position)
+        plane = self._plane(item) if work.loop_count else item.depth - 1 if work.exit_depths else -1
         group = request.block_groups[position // self._block_size]
         slot = (group * self._planes + plane) * self._block_size + position % self._block_size
         expected["slots"] = slot if plane >= 0 else -1
-        if batch.loop_count:
+        if work.loop_count:
             is_gated = self._has_gate and item.stage is Stage.RECURRENT
             expected.update(
                 positions=position, gates=request.ring_id * self._num_loops + item.depth if is_gated else -1
@@ -119,7 +117,7 @@ class AddressAudit:
         return item.depth if self._planes > 1 else 0
 
     def _hidden_rows(
-        self, batch: ExecutionBatch, stage: Stage, depth: int, embeds: bool, request: Slot, position: int
+        self, work: Work, stage: Stage, depth: int, embeds: bool, request: Slot, position: int
     ) -> dict[str, int]:
         first = request.ring_id * (self._ring_rows + 1)
         decode_row = first + self._ring_rows
@@ -142,7 +140,7 @@ class AddressAudit:
         if stage is Stage.RECURRENT:
             return {"token_ids": -1, "sampled_rows": -1, "source_rows": decode_row, "target_rows": decode_row}
         is_last_token = position == len(request.prompt) - 1
-        leaves_loop = depth + batch.loop_count == self._num_loops
+        leaves_loop = depth + work.loop_count == self._num_loops
         target = ring_row if not leaves_loop else decode_row if is_last_token else -1
         token = int(request.prompt[position]) if embeds else -1
         return {
@@ -152,40 +150,40 @@ class AddressAudit:
             "target_rows": target,
         }
 
-    def _check_reads(self, batch: ExecutionBatch, host: HostMeta) -> None:
+    def _check_reads(self, work: Work, host: HostMeta) -> None:
         """Every row reads the history [0, position] of its own request and plane once, through a table that
         names its blocks."""
-        work_of: dict[int, list[list[int]]] = {}
-        for work in host.items[: host.header[HEADER_ITEMS]].tolist():
-            for row in range(work[0], work[0] + work[1]):
-                work_of.setdefault(row, []).append(work)
+        pieces_of: dict[int, list[list[int]]] = {}
+        for piece in host.items[: host.header[HEADER_ITEMS]].tolist():
+            for row in range(piece[0], piece[0] + piece[1]):
+                pieces_of.setdefault(row, []).append(piece)
         combines = {entry[0]: entry for entry in host.combines[: host.header[HEADER_COMBINES]].tolist()}
         partials: set[int] = set()
         row = 0
-        for item in batch.ranges:
+        for item in work.ranges:
             request = self._slots.taken[item.request_id]
             table = tuple(self._groups[request.ring_id, : len(request.block_groups)].tolist())
             if table != request.block_groups:
                 sentence = (
                     f"the device's table names groups {table}, the transfers gave {request.block_groups}"
                 )
-                raise self._error(batch, item, item.token_start, sentence)
+                raise self._error(item, item.token_start, sentence)
             for position in range(item.token_start, item.token_end):
-                works = sorted(work_of.pop(row, []), key=lambda work: work[5])
+                pieces = sorted(pieces_of.pop(row, []), key=lambda piece: piece[5])
                 wrong = self._wrong_read(
                     row,
                     position,
                     request.ring_id,
                     self._plane(item),
-                    works,
+                    pieces,
                     combines.pop(row, None),
                     partials,
                 )
                 if wrong is not None:
-                    raise self._error(batch, item, position, wrong)
+                    raise self._error(item, position, wrong)
                 row += 1
-        if work_of or combines:
-            raise AuditError(f"batch {batch.seq}: attention works on rows beyond its {row}")
+        if pieces_of or combines:
+            raise AuditError(f"batch {self.batches_checked}: attention pieces on rows beyond its {row}")
 
     def _wrong_read(
         self,
@@ -193,7 +191,7 @@ class AddressAudit:
         position: int,
         ring: int,
         plane: int,
-        works: list[list[int]],
+        pieces: list[list[int]],
         combine: list[int] | None,
         partials: set[int],
     ) -> str | None:
@@ -203,7 +201,7 @@ class AddressAudit:
         11) whose partial results, rows that no other result uses, a combine entry of 2 splits joins.
         """
         next_tile = 0
-        for first_row, _, first_position, *place, first_tile, end_tile, first_partial in works:
+        for first_row, _, first_position, *place, first_tile, end_tile, first_partial in pieces:
             found, expected = (
                 (first_position + row - first_row, *place, first_tile),
                 (position, ring, plane, next_tile),
@@ -222,7 +220,7 @@ class AddressAudit:
         if next_tile * TILE_KEYS <= position:
             return f"attention reads no more than tiles [0, {next_tile}) of {TILE_KEYS} keys"
         if combine is None:
-            return f"{len(works)} splits are never combined" if len(works) > 1 else None
+            return f"{len(pieces)} splits are never combined" if len(pieces) > 1 else None
         wanted = position // SPLIT_KEYS + 1
         return (
             None
@@ -230,8 +228,8 @@ class AddressAudit:
             else f"{combine[3]} splits are combined, first principles say {wanted}"
         )
 
-    def _error(self, batch: ExecutionBatch, item: ScheduledRange, position: int, sentence: str) -> AuditError:
+    def _error(self, item: ScheduledRange, position: int, sentence: str) -> AuditError:
         return AuditError(
-            f"batch {batch.seq}, request {item.request_id}, position {position}, depth {item.depth}: "
-            f"{sentence}"
+            f"batch {self.batches_checked}, request {item.request_id}, position {position}, depth "
+            f"{item.depth}: {sentence}"
         )

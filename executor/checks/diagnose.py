@@ -34,7 +34,7 @@ class HiddenTrace:
     def launching(self, batch: ExecutionBatch) -> None:
         self._batch = batch
 
-    def collected(self, launched: Launched, stops: frozenset[int]) -> None:
+    def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None:
         """Nothing to do: states are copied as they are made."""
 
     def after_loop(self, depth_offset: int, hidden: torch.Tensor) -> None:

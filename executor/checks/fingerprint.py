@@ -49,11 +49,11 @@ class Fingerprints:
             state = self._pools.hidden[self._pools.decode_row(request.ring_id)]
             self._hidden.setdefault(item.request_id, {})[item.token_start] = checksum(state)
 
-    def collected(self, launched: Launched, stops: frozenset[int]) -> None:
+    def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None:
         """Fingerprint the K/V of the requests that end, while their blocks are theirs; forget states behind
         surplus tokens."""
         assert self._runner is not None
-        for item in launched.batch.ranges:
+        for item in batch.ranges:
             if item.request_id in stops:
                 request = self._runner.requests[item.request_id]
                 last = item.token_start

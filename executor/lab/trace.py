@@ -86,7 +86,7 @@ class TraceWindow:
             self._profiler.export_chrome_trace(str(self._path))
         self._num_launched += 1
 
-    def collected(self, launched: Launched, stops: frozenset[int]) -> None:
+    def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None:
         """Nothing to do."""
 
 

@@ -24,7 +24,7 @@ Key = tuple[int | tuple[int, int], ...]
 longer range."""
 
 
-class Work(NamedTuple):
+class Features(NamedTuple):
     """Features of one recurrent invocation.
 
     Attention's grid has a fixed number of programs; program p runs units p, p + programs, ... of a list
@@ -64,16 +64,23 @@ class Cutting:
         return self.row_buckets[at] if at < len(self.row_buckets) else rows
 
     def key(self, ranges: Iterable[ScheduledRange]) -> Key:
-        """Equal for batches of equal rows and attention work, whatever their requests and depths: what `work`
-        is a function of.
+        """Equal for batches of equal rows and attention work, whatever their requests and depths: what
+        `features` is a function of.
 
         Of a range of one row only the history tile it ends in matters, so a decoding batch keeps its key for
         some tokens.
         """
         tile_keys = self.tile_keys
-        return tuple([item[3] // tile_keys if item[4] == 1 else item[3:5] for item in ranges])
+        return tuple(
+            [
+                item.token_start // tile_keys
+                if item.token_count == 1
+                else (item.token_start, item.token_count)
+                for item in ranges
+            ]
+        )
 
-    def work(self, key: Key) -> Work:
+    def features(self, key: Key) -> Features:
         """The features of a batch of `key`. 40 rows from 280 in tiles of 64 are one item of 319 // 64 + 1 = 5
         history tiles."""
         tile_keys = self.tile_keys
@@ -120,4 +127,6 @@ class Cutting:
                     lengths.append(end + 1)
         lengths.sort(reverse=True)
         path = [lengths[unit // self.num_heads] for unit in range(0, len(lengths) * self.num_heads, programs)]
-        return Work(self.bucket(rows), height, len(lengths), sum(lengths), sum(path), combined_rows, partials)
+        return Features(
+            self.bucket(rows), height, len(lengths), sum(lengths), sum(path), combined_rows, partials
+        )

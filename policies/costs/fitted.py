@@ -8,9 +8,9 @@ from typing import Any
 
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.batch import Stage, Work
 from policies.costs.devices import device_facts, facts_of_card
-from policies.costs.features import Key, Work
+from policies.costs.features import Features, Key
 from policies.costs.latency import LatencyModel, Prediction
 from policies.costs.limit import DeviceFacts, Roofline
 from policies.costs.modelfile import ModelFile
@@ -71,36 +71,36 @@ class FittedModel(LatencyModel):
         self._flat_ns = lru_cache(REMEMBERED)(self._compute_flat_ns)
         self._host_ns = lru_cache(REMEMBERED)(self._compute_host_ns)
 
-    def predict(self, batch: ExecutionBatch) -> Prediction:
-        rows, loops, ranges = batch.rows, batch.loop_count, batch.ranges
+    def predict(self, work: Work) -> Prediction:
+        rows, loops, ranges = work.rows, work.loop_count, work.ranges
         if loops:
             components, limit_ns = (
                 self._recurrent_ns(self.file.cutting.key(ranges), loops),
-                self._roofline.limit_ns(batch),
+                self._roofline.limit_ns(work),
             )
         else:
-            components, limit_ns = self._flat_ns(batch.stage, rows)
-            if skipped := batch.exit_depths:
+            components, limit_ns = self._flat_ns(work.stage, rows)
+            if skipped := work.exit_depths:
                 planes = sum([self.model.num_loops - depth for depth in skipped])
                 fitted_ns = self.layer_factor * self.file.device.copies.of(len(skipped), planes)
                 components = (
                     *components[:4],
-                    round(max(fitted_ns, self._roofline.copies_ns(batch))),
+                    round(max(fitted_ns, self._roofline.copies_ns(work))),
                     components[5],
                 )
-                limit_ns = self._roofline.limit_ns(batch)
-        return Prediction(components, limit_ns, *self._host_ns(batch.stage, len(ranges), rows, loops))
+                limit_ns = self._roofline.limit_ns(work)
+        return Prediction(components, limit_ns, *self._host_ns(work.stage, len(ranges), rows, loops))
 
-    def work(self, batch: ExecutionBatch) -> Work:
-        """The features that the time of a recurrent `batch` depends on."""
-        return self.file.cutting.work(self.file.cutting.key(batch.ranges))
+    def features(self, work: Work) -> Features:
+        """What the time of recurrent `work` depends on."""
+        return self.file.cutting.features(self.file.cutting.key(work.ranges))
 
-    def beyond(self, work: Work) -> str | None:
-        """The first feature of `work` that lies outside the profiled range, with the numbers; None when all
+    def beyond(self, features: Features) -> str | None:
+        """The first of `features` that lies outside the profiled range, with the numbers; None when all
         are inside."""
         for name in BOUNDED:
             low, high = self.file.profiled[name]
-            value = getattr(work, name)
+            value = getattr(features, name)
             if not low <= value <= high:
                 return f"{name} {value}, profiled {low} to {high}"
         return None
@@ -119,11 +119,11 @@ class FittedModel(LatencyModel):
         return None
 
     def _compute_recurrent_ns(self, key: Key, loops: int) -> tuple[int, ...]:
-        work = self.file.cutting.work(key)
-        if not self._has_warned and (beyond := self.beyond(work)) is not None:
+        features = self.file.cutting.features(key)
+        if not self._has_warned and (beyond := self.beyond(features)) is not None:
             self._has_warned = True
             warnings.warn(f"{self.name}: a batch has {beyond}; extrapolated", stacklevel=4)
-        linear, attention, launch = self.file.device.recurrent_ns(work, loops)
+        linear, attention, launch = self.file.device.recurrent_ns(features, loops)
         return 0, round(self.layer_factor * linear), round(self.layer_factor * attention), 0, 0, round(launch)
 
     def _compute_flat_ns(self, stage: Stage, rows: int) -> tuple[tuple[int, ...], int]:

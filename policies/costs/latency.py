@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.batch import Work
 from policies.core.seam.events import COMPONENTS
 from policies.costs.limit import DeviceFacts
 
@@ -113,16 +113,16 @@ class LatencyModel(ABC):
         self.loop = loop
 
     @abstractmethod
-    def predict(self, batch: ExecutionBatch) -> Prediction:
-        """The times of `batch` without its transfers to and from host memory; deterministic."""
+    def predict(self, work: Work) -> Prediction:
+        """The times of `work` without transfers to and from host memory; deterministic."""
 
-    def times(self, batch: ExecutionBatch) -> Prediction:
-        """All times of `batch`: its rows wait for its transfers, which take the device's host bandwidth as
-        `copies`."""
-        prediction = self.predict(batch)
-        if not batch.transfers.swapped_bytes:
+    def times(self, work: Work, swapped_bytes: int = 0) -> Prediction:
+        """All times of a batch: its rows wait for `swapped_bytes` of transfers, which take the device's host
+        bandwidth as `copies`."""
+        prediction = self.predict(work)
+        if not swapped_bytes:
             return prediction
-        transfer_ns = self.facts.transfer_ns(batch.transfers.swapped_bytes)
+        transfer_ns = self.facts.transfer_ns(swapped_bytes)
         components = list(prediction.components_ns)
         components[COMPONENTS.index("copies")] += transfer_ns
         return prediction._replace(

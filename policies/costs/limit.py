@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.batch import Stage, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +83,22 @@ class Roofline:
         """Read `rows` embedding rows and write them once."""
         return 2 * rows * self._embedding_bytes * self._ns_per_byte
 
-    def copies_ns(self, batch: ExecutionBatch) -> float:
+    def copies_ns(self, work: Work) -> float:
         """Exit copies of a CODA batch: a token's K/V is read once and written to every plane that it
         skipped."""
         num_loops = self.model.num_loops
-        return sum([num_loops - depth + 1 for depth in batch.exit_depths]) * self._kv_token_ns
+        return sum([num_loops - depth + 1 for depth in work.exit_depths]) * self._kv_token_ns
 
-    def limit_ns(self, batch: ExecutionBatch) -> int:
-        """The limit of `batch`, all components together."""
-        return int(sum(self.parts(batch)))
+    def limit_ns(self, work: Work) -> int:
+        """The limit of `work`, all components together."""
+        return int(sum(self.parts(work)))
 
-    def parts(self, batch: ExecutionBatch) -> Parts:
-        """The limit of `batch` by component; its sum is the batch's limit."""
-        if batch.stage is Stage.CODA:
-            return Parts(0.0, 0.0, 0.0, self.lm_head_ns(batch.rows), self.copies_ns(batch))
-        if batch.loop_count == 0:
-            return Parts(self.embed_ns(batch.rows), 0.0, 0.0, 0.0)
-        kv_tokens, pairs = batch.attention_work()
-        loops = batch.loop_count
-        return Parts(
-            0.0, loops * self.linear_ns(batch.rows), loops * self.attention_ns(kv_tokens, pairs), 0.0
-        )
+    def parts(self, work: Work) -> Parts:
+        """The limit of `work` by component; its sum is the batch's limit."""
+        if work.stage is Stage.CODA:
+            return Parts(0.0, 0.0, 0.0, self.lm_head_ns(work.rows), self.copies_ns(work))
+        if work.loop_count == 0:
+            return Parts(self.embed_ns(work.rows), 0.0, 0.0, 0.0)
+        kv_tokens, pairs = work.attention_work()
+        loops = work.loop_count
+        return Parts(0.0, loops * self.linear_ns(work.rows), loops * self.attention_ns(kv_tokens, pairs), 0.0)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
 from policies.core.seam.batch import Stage
-from policies.costs.features import Cutting, Work
+from policies.costs.features import Cutting, Features
 from policies.costs.latency import HostLoop
 from policies.process.documents import read_json
 from policies.process.sentences import first_problem, shown
@@ -93,16 +93,16 @@ class Combine:
     partial_ns: float
 
 
-def attention_ns(work: Any, cost: Any, combine: Any) -> Any:
+def attention_ns(features: Any, cost: Any, combine: Any) -> Any:
     """Attention of one invocation. Numbers in, a number out; `sim.fit` passes arrays of one value per case
     instead."""
-    tiles = cost.path_tile_ns * work.path_tiles + cost.tile_ns * work.tiles
+    tiles = cost.path_tile_ns * features.path_tiles + cost.tile_ns * features.tiles
     joined = (
-        combine.any_ns * (work.partials > 0)
-        + combine.row_ns * work.combined_rows
-        + combine.partial_ns * work.partials
+        combine.any_ns * (features.partials > 0)
+        + combine.row_ns * features.combined_rows
+        + combine.partial_ns * features.partials
     )
-    return tiles + cost.item_ns * work.items + joined
+    return tiles + cost.item_ns * features.items + joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +119,10 @@ class DeviceTimes:
     coda: Table
     copies: Copies
 
-    def recurrent_ns(self, work: Work, loops: int) -> tuple[float, float, float]:
+    def recurrent_ns(self, features: Features, loops: int) -> tuple[float, float, float]:
         """(linear, attention, launch) of a recurrent batch."""
-        attention = attention_ns(work, self.attention_of(work.tile_rows), self.combine)
-        return loops * self.linear.at(work.bucket), loops * attention, self.launch_ns
+        attention = attention_ns(features, self.attention_of(features.tile_rows), self.combine)
+        return loops * self.linear.at(features.bucket), loops * attention, self.launch_ns
 
     def attention_of(self, tile_rows: int) -> Attention:
         """The coefficients of a tile height; of one that was not profiled, those of the nearest that was."""
@@ -235,7 +235,7 @@ def _problems(file: ModelFile, data: Any) -> Iterator[str]:
         yield "device.attention: is empty, expected coefficients by tile height"
     for section, found, expected in (
         ("host", file.host, tuple(Stage)),
-        ("profiled", file.profiled, Work._fields),
+        ("profiled", file.profiled, Features._fields),
         ("profile", file.profile, PROVENANCE),
     ):
         yield from (f"{section}.{key}: is missing" for key in expected if key not in found)

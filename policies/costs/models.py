@@ -16,7 +16,7 @@ import yaml
 
 from policies.core.errors import InputError
 from policies.core.models.shape import SHIPPED_MODELS, ModelShape
-from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.batch import Stage, Work
 from policies.costs.devices import CATALOGUE, device_facts, device_names
 from policies.costs.fitted import FittedModel, shape_mismatch
 from policies.costs.latency import HostLoop, LatencyModel, Prediction
@@ -96,11 +96,11 @@ class TableModel(LatencyModel):
         self._linear_by_rows[rows] = result
         return result
 
-    def predict(self, batch: ExecutionBatch) -> Prediction:
-        select_ns, host_ns = self._host.of(len(batch.ranges))
-        rows, loops, roofline = batch.rows, batch.loop_count, self._roofline
+    def predict(self, work: Work) -> Prediction:
+        select_ns, host_ns = self._host.of(len(work.ranges))
+        rows, loops, roofline = work.rows, work.loop_count, self._roofline
         if loops:
-            kv_tokens, pairs = batch.attention_work()
+            kv_tokens, pairs = work.attention_work()
             attention = roofline.attention_ns(kv_tokens, pairs)
             limit = loops * (roofline.linear_ns(rows) + attention)
             device = (
@@ -111,8 +111,8 @@ class TableModel(LatencyModel):
                 0,
                 loops * self._small_per_loop_ns,
             )
-        elif batch.stage is Stage.CODA:
-            lm_head, copies = roofline.lm_head_ns(rows), roofline.copies_ns(batch)
+        elif work.stage is Stage.CODA:
+            lm_head, copies = roofline.lm_head_ns(rows), roofline.copies_ns(work)
             limit = lm_head + copies
             device = (0, 0, 0, int(max(self._lm_head_ns, lm_head)), int(copies), self._small_ns)
         else:
@@ -136,15 +136,15 @@ class SeedModel(LatencyModel):
         self._pair_ns = 1e6 * data["row_ms_per_context_token"]
         self._roofline = Roofline(model, facts)
 
-    def predict(self, batch: ExecutionBatch) -> Prediction:
-        limit = self._roofline.limit_ns(batch)
-        loops = batch.loop_count
+    def predict(self, work: Work) -> Prediction:
+        limit = self._roofline.limit_ns(work)
+        loops = work.loop_count
         if not loops:
             return Prediction((0, 0, 0, 0, 0, 0), limit, 0, 0)
-        _, pairs = batch.attention_work()
+        _, pairs = work.attention_work()
         device = (
             0,
-            int(loops * batch.rows * self._row_ns),
+            int(loops * work.rows * self._row_ns),
             int(loops * pairs * self._pair_ns),
             0,
             0,
@@ -162,9 +162,9 @@ class RooflineModel(LatencyModel):
         self._roofline = Roofline(model, facts)
         self._host = HostTimes(ASSUMED_SELECT_US, ASSUMED_HOST_US)
 
-    def predict(self, batch: ExecutionBatch) -> Prediction:
-        parts = self._roofline.parts(batch)
-        select_ns, host_ns = self._host.of(len(batch.ranges))
+    def predict(self, work: Work) -> Prediction:
+        parts = self._roofline.parts(work)
+        select_ns, host_ns = self._host.of(len(work.ranges))
         device = (
             int(parts.embed),
             int(parts.linear),

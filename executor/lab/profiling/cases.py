@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from policies.core.engine.runlog import ranges_text
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import ScheduledRange, Stage, Work
 from results.profile import ProfileRow
 
 CONTEXTS = (16, 128, 512, 1024, 2048, 4096, 8192, 16384)
@@ -50,13 +50,13 @@ class Case:
     ranges: tuple[ScheduledRange, ...]
 
     @classmethod
-    def of(cls, kind: str, name: str, batch: ExecutionBatch) -> "Case":
-        """A case that repeats `batch`."""
+    def of(cls, kind: str, name: str, work: Work) -> "Case":
+        """A case that repeats `work`."""
         ids: dict[int, int] = {}
         ranges = tuple(
-            item._replace(request_id=ids.setdefault(item.request_id, len(ids))) for item in batch.ranges
+            item._replace(request_id=ids.setdefault(item.request_id, len(ids))) for item in work.ranges
         )
-        return cls(kind, name, batch.stage, batch.loop_count, ranges)
+        return cls(kind, name, work.stage, work.loop_count, ranges)
 
     @property
     def rows(self) -> int:
@@ -68,6 +68,9 @@ class Case:
         for item in self.ranges:
             found[item.request_id] = max(found.get(item.request_id, 0), item.token_end)
         return found
+
+    def work(self) -> Work:
+        return Work.of(self.stage, self.loop_count, self.ranges)
 
     def row(self) -> ProfileRow:
         """The line of the profile that it becomes, not measured yet."""
@@ -114,12 +117,14 @@ def _decode(num_loops: int) -> Iterator[Case]:
     shapes = [(count, context, 1) for count in (1, 2, 4, 8, 16, 32, 64) for context in CONTEXTS]
     shapes += [(count, context, num_loops) for count in (1, 8, 32) for context in (128, 512, 4096)]
     for count, context, loops in shapes:
-        depths = num_loops if loops == 1 else 1
-        ranges = tuple(
-            ScheduledRange(at, Stage.RECURRENT, at % depths, context - 1, 1) for at in range(count)
-        )
-        name = f"{count} decode rows at {context}" + ("" if loops == 1 else f", {loops} loops")
-        yield Case("attention", name, Stage.RECURRENT, loops, ranges)
+        yield decode_case(count, context, loops, depths=num_loops if loops == 1 else 1)
+
+
+def decode_case(count: int, context: int, loops: int = 1, depths: int = 1) -> Case:
+    """`count` decode rows of as many requests that see `context` tokens, spread over `depths`."""
+    ranges = tuple(ScheduledRange(at, Stage.RECURRENT, at % depths, context - 1, 1) for at in range(count))
+    name = f"{count} decode rows at {context}" + ("" if loops == 1 else f", {loops} loops")
+    return Case("attention", name, Stage.RECURRENT, loops, ranges)
 
 
 def _prompts(num_loops: int) -> Iterator[Case]:
@@ -138,24 +143,32 @@ def _prompts(num_loops: int) -> Iterator[Case]:
     ]
     shapes += [(requests, count, count, num_loops) for requests in (1, 8) for count in (16, 128, 256)]
     for requests, count, end, loops in shapes:
-        if end < count:
-            continue
-        stage = Stage.PREFILL if loops > 1 else Stage.PREFILLING_RECURRENT
-        ranges = tuple(_prompt(at, 0, end - count, count, stage) for at in range(requests))
-        name = f"{requests} x {count} prompt rows to {end}" + ("" if loops == 1 else f", {loops} loops")
-        yield Case("attention", name, stage, loops, ranges)
+        if end >= count:
+            yield prompt_case(requests, count, end, loops)
+
+
+def prompt_case(requests: int, count: int, end: int, loops: int = 1) -> Case:
+    """The last `count` tokens of prompts of `end` tokens."""
+    stage = Stage.PREFILL if loops > 1 else Stage.PREFILLING_RECURRENT
+    ranges = tuple(_prompt(at, 0, end - count, count, stage) for at in range(requests))
+    name = f"{requests} x {count} prompt rows to {end}" + ("" if loops == 1 else f", {loops} loops")
+    return Case("attention", name, stage, loops, ranges)
 
 
 def _wavefronts(num_loops: int) -> Iterator[Case]:
-    """Requests with a chunk at every depth, the deepest one ending at `end`."""
     for requests, chunk, end in product((1, 4, 8), (16, 32, 64, 128), (1024, 8192)):
-        ranges = tuple(
-            _prompt(request, depth, end - chunk + (num_loops - 1 - depth) * chunk, chunk)
-            for request in range(requests)
-            for depth in reversed(range(num_loops))
-        )
-        name = f"{requests} x {num_loops} x {chunk} wavefront rows at {end}"
-        yield Case("attention", name, Stage.PREFILLING_RECURRENT, 1, ranges)
+        yield wavefront_case(requests, chunk, end, num_loops)
+
+
+def wavefront_case(requests: int, chunk: int, end: int, num_loops: int) -> Case:
+    """Requests with a chunk at every depth, the deepest one ending at `end`."""
+    ranges = tuple(
+        _prompt(request, depth, end - chunk + (num_loops - 1 - depth) * chunk, chunk)
+        for request in range(requests)
+        for depth in reversed(range(num_loops))
+    )
+    name = f"{requests} x {num_loops} x {chunk} wavefront rows at {end}"
+    return Case("attention", name, Stage.PREFILLING_RECURRENT, 1, ranges)
 
 
 def _mixes() -> Iterator[Case]:

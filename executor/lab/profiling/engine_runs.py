@@ -20,12 +20,10 @@ from executor.run import few_collections
 from executor.runner import Launched, Runner
 from executor.session import PlannedRun, Session
 from executor.timeline import Timeline, make_timeline
+from policies.assembly import assemble
 from policies.config.runconfig import RunConfig
-from policies.core.engine.arrivals import Arrivals
-from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RunLog
-from policies.core.engine.scheduler import Scheduler
 from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.oracle import Foresight
 from results.profile import GAPS, ProfileRow
 
 LEAST_BATCHES = 3
@@ -94,8 +92,8 @@ class HostWatch:
         self.batches[batch.seq] = batch
         self.launching_ns[batch.seq] = self._timeline.now_ns()
 
-    def collected(self, launched: Launched, stops: frozenset[int]) -> None:
-        self.made_ns[launched.batch.seq] = launched.start.made_ns
+    def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None:
+        self.made_ns[batch.seq] = launched.start.made_ns
 
     def is_disturbed(self, seq: int) -> bool:
         """Whether batch `seq` or one beside it had a graph captured."""
@@ -114,11 +112,8 @@ def time_run(
 def _observe(session: Session, run: PlannedRun, is_stopped: Callable[[], bool]) -> list[Observed]:
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
     text = io.StringIO()
-    engine = Engine(
-        Scheduler(config.policy, shape, config.scheduler, config.cache),
-        Arrivals(workload.requests, workload.concurrency),
-        RunLog(text),
-    )
+    engine = assemble(config, shape, workload.clients(), text)
+    rule = config.exit.rule(shape.num_loops)
     timeline = make_timeline(session.device)
     watch = HostWatch(timeline, session.programs)
     with few_collections():
@@ -126,7 +121,7 @@ def _observe(session: Session, run: PlannedRun, is_stopped: Callable[[], bool]) 
             engine,
             Runner(session.model, session.pools, session.programs, timeline, config.seed),
             timeline,
-            workload.oracle,
+            Foresight(workload.oracle, None, rule),
             lambda request: prompt_ids(config.seed, request, shape.vocab_size),
             None,
             (watch,),
@@ -166,7 +161,7 @@ def _host_rows(name: str, observed: Iterable[Observed]) -> Iterator[ProfileRow]:
         if len(items) < LEAST_BATCHES:
             continue
         shown = sorted(items, key=lambda item: item.batch.rows)[len(items) // 2].batch
-        row = Case.of("host", f"{name}: {num_ranges} ranges", shown).row()
+        row = Case.of("host", f"{name}: {num_ranges} ranges", shown.work).row()
         yield ProfileRow(
             row.kind,
             row.case,

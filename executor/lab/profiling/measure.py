@@ -24,7 +24,8 @@ from executor.runner import Runner
 from executor.sensors import Reading, median_reading
 from executor.session import Session
 from executor.timeline import make_timeline
-from policies.core.seam.batch import Allocation, ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import Allocation, ScheduledRange, Stage, Work
+from policies.core.seam.request import Request
 from results.profile import ProfileRow
 
 LIGHT_ROWS, MIDDLE_ROWS = 64, 320
@@ -98,7 +99,7 @@ class Measurement:
 
     def time(self, cases: Sequence[Case], repeats: Repeats) -> list[ProfileRow]:
         """The measured lines of `cases`, which must be one of `groups`."""
-        batches = self._seat([*cases, COMPANY])
+        batches = self._place([*cases, COMPANY])
         for _ in self._launch(batches, inflight=1):
             pass  # compiles and captures what the group needs
         self._readings.clear()
@@ -140,8 +141,8 @@ class Measurement:
             rows.append(replace(case.row(), n=repeats.busy, **_spread(times[1:])))
         return rows
 
-    def _seat(self, cases: Sequence[Case]) -> list[ExecutionBatch]:
-        """Give every request of every case a ring and blocks, and return the batches in terms of them.
+    def _place(self, cases: Sequence[Case]) -> list[Work]:
+        """Give every request of every case a ring and blocks, and return the work in terms of them.
 
         Blocks of one case never overlap; successive cases walk through the whole pool.
         """
@@ -150,7 +151,7 @@ class Measurement:
         self._runner.requests.clear()
         batches = []
         ring_id = 0
-        for seq, case in enumerate(cases):
+        for case in cases:
             ids = {}
             for request_id, span in case.spans().items():
                 count = -(-span // pools.kv.block_size)
@@ -159,15 +160,13 @@ class Measurement:
                 ids[request_id] = ring_id
                 prompt = np.zeros(span + 1, dtype=np.int32)
                 self._runner.requests[ring_id] = RunningRequest(ring_id, ring_id, prompt, groups)
-                pools.admit(Allocation(ring_id, groups, ring_id))
+                pools.admit(Allocation(Request(ring_id, 0, span, 1), groups, ring_id))
                 ring_id += 1
             ranges = tuple(item._replace(request_id=ids[item.request_id]) for item in case.ranges)
-            batches.append(
-                ExecutionBatch(seq, case.stage, case.loop_count, ranges, case.rows, len(ids), 0, -1)
-            )
+            batches.append(Work.of(case.stage, case.loop_count, ranges))
         return batches
 
-    def _timed(self, batches: Sequence[ExecutionBatch], repeats: int, inflight: int) -> list[list[Sample]]:
+    def _timed(self, batches: Sequence[Work], repeats: int, inflight: int) -> list[list[Sample]]:
         """Samples of every batch but the last, from one random order of all repeats.
 
         A batch is launched twice in a row and the second time counts: in a run, too, the batch before read
@@ -195,7 +194,7 @@ class Measurement:
                 samples[at].append(sample)
         return samples
 
-    def _launch(self, batches: Iterable[ExecutionBatch], inflight: int) -> Iterator[Sample]:
+    def _launch(self, batches: Iterable[Work], inflight: int) -> Iterator[Sample]:
         """Launch `batches`, up to `inflight` before the oldest is collected, and say what each took."""
         runner, now = self._runner, self._timeline.now_ns
         hosts: list[tuple[int, int, int]] = []

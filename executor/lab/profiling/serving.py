@@ -13,15 +13,13 @@ from typing import Any
 
 from executor.lab.profiling.cases import Case, Scale
 from executor.session import PlannedRun
+from policies.assembly import assemble
 from policies.config.runconfig import RunConfig, parse_config
-from policies.core.engine.arrivals import Arrivals
-from policies.core.engine.engine import Engine, advance
-from policies.core.engine.runlog import RunLog
-from policies.core.engine.scheduler import Scheduler
+from policies.core.engine.engine import advance
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, Stage
+from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, Stage, Work
 from policies.core.seam.events import Completion, Event, Submit, Tick
-from policies.core.seam.oracle import last_tokens
+from policies.core.seam.oracle import Foresight
 
 POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("atomic", {"name": "atomic"}),
@@ -129,11 +127,11 @@ def sampled_cases(
     strata: dict[tuple[Any, ...], dict[str, Case]] = {}
     seen: Counter[tuple[Any, ...]] = Counter()
     for name, run in runs:
-        for batch in formed_batches(run, shape):
-            key = _stratum(batch, buckets)
+        for work in formed_work(run, shape):
+            key = _stratum(work, buckets)
             seen[key, name] += 1
             if rng.randrange(seen[key, name]) == 0:
-                strata.setdefault(key, {})[name] = Case.of("batch", name, batch)
+                strata.setdefault(key, {})[name] = Case.of("batch", name, work)
     chosen: dict[Any, Case] = {}
     for share_key, share in SHARES.items():
         offers = [
@@ -147,17 +145,17 @@ def sampled_cases(
     return list(chosen.values())
 
 
-def _stratum(batch: ExecutionBatch, buckets: Sequence[int]) -> tuple[Any, ...]:
+def _stratum(work: Work, buckets: Sequence[int]) -> tuple[Any, ...]:
     """The key in `SHARES`, then coarsely what decides the cost: loops, launched rows, longest range, context,
     decode rows."""
-    share_key = (batch.stage, any(item.stage in PROMPT_STAGES for item in batch.ranges))
-    longest = max(item.token_count for item in batch.ranges)
-    decode_rows = sum(item.stage is Stage.RECURRENT for item in batch.ranges)
-    kv_tokens, _ = batch.attention_work()
-    bucket = next(size for size in buckets if size >= batch.rows)
+    share_key = (work.stage, any(item.stage in PROMPT_STAGES for item in work.ranges))
+    longest = max(item.token_count for item in work.ranges)
+    decode_rows = sum(item.stage is Stage.RECURRENT for item in work.ranges)
+    kv_tokens, _ = work.attention_work()
+    bucket = next(size for size in buckets if size >= work.rows)
     return (
         share_key,
-        batch.loop_count,
+        work.loop_count,
         bucket,
         (longest - 1).bit_length(),
         kv_tokens.bit_length(),
@@ -165,11 +163,11 @@ def _stratum(batch: ExecutionBatch, buckets: Sequence[int]) -> tuple[Any, ...]:
     )
 
 
-def formed_batches(run: PlannedRun, shape: ModelShape) -> Iterator[ExecutionBatch]:
-    """The batches of `run` on a device that is done with each when the engine waits for it."""
+def formed_work(run: PlannedRun, shape: ModelShape) -> Iterator[Work]:
+    """What the batches of `run` do on a device that is done with each when the engine waits for it."""
     config, workload = run.config, run.workload
-    scheduler = Scheduler(config.policy, run.shape(shape), config.scheduler, config.cache)
-    engine = Engine(scheduler, Arrivals(workload.requests, workload.concurrency), RunLog())
+    foresight = Foresight(workload.oracle, None, config.exit.rule(shape.num_loops))
+    engine = assemble(config, run.shape(shape), workload.clients())
     pending: deque[ExecutionBatch] = deque()
     now_ns = 0
     loop = engine.run()
@@ -178,12 +176,12 @@ def formed_batches(run: PlannedRun, shape: ModelShape) -> Iterator[ExecutionBatc
         now_ns += 1
         event: Event = Tick(now_ns)
         if isinstance(command, Submit):
+            foresight.see(command.batch.transfers)
             pending.append(command.batch)
-            yield command.batch
+            yield command.batch.work
         elif pending:
             batch = pending.popleft()
-            stops = last_tokens(batch, engine.log.records, workload.oracle)
-            event = Completion(batch.seq, now_ns, now_ns, now_ns, stops)
+            event = Completion(batch.seq, now_ns, now_ns, now_ns, foresight.stops(batch.work))
         elif command.until_ns is not None:
             now_ns = max(now_ns, command.until_ns)
             event = Tick(now_ns)

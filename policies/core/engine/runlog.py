@@ -123,7 +123,7 @@ class RunLog:
         self.records: dict[int, RequestRecord] = {}
         self.totals = BatchTotals()
         self._batches = batches
-        self._hand_on = on_ended
+        self._on_ended = on_ended
         self._arrived: set[int] = set()
         if batches is not None:
             batches.write(",".join(BATCH_COLUMNS) + "\n")
@@ -137,9 +137,9 @@ class RunLog:
         self.records[request.request_id] = record
         return record
 
-    def ended(self, request_id: int, status: Status, finished_ns: int) -> None:
-        """A request has come to its end. Raises `InvariantError` when it had, or never arrived, and what
-        `on_ended` raises."""
+    def ended(self, request_id: int, status: Status, finished_ns: int) -> RequestRecord:
+        """A request has come to its end; return its record. Raises `InvariantError` when it had, or never
+        arrived, and what `on_ended` raises."""
         record = self.records.pop(request_id, None)
         if record is None:
             raise InvariantError(
@@ -147,16 +147,18 @@ class RunLog:
             )
         record.status = status
         record.finished_ns = finished_ns
-        self._hand_on(record)
+        self._on_ended(record)
+        return record
 
     def completed(self, batch: ExecutionBatch, completion: Completion) -> None:
-        totals, loops = self.totals, batch.loop_count
+        totals, work = self.totals, batch.work
+        loops = work.loop_count
         started_ns, finished_ns = completion.started_ns, completion.finished_ns
         totals.recurrent_invocations += loops
-        totals.recurrent_rows += loops * batch.rows
-        stage = totals.by_stage.get(batch.stage)
+        totals.recurrent_rows += loops * work.rows
+        stage = totals.by_stage.get(work.stage)
         if stage is None:
-            stage = totals.by_stage[batch.stage] = StageTotals()
+            stage = totals.by_stage[work.stage] = StageTotals()
         stage.num_batches += 1
         stage.device_ns += finished_ns - started_ns
         stage.limit_ns += completion.limit_ns
@@ -191,8 +193,8 @@ def ranges_text(ranges: tuple[ScheduledRange, ...]) -> str:
     """Ranges as `request:stage:depth:start:count`, joined by spaces, in batch order."""
     return " ".join(
         [
-            f"{request}{_STAGE_FIELD[stage]}{depth}:{start}:{count}"
-            for request, stage, depth, start, count, _, _, _ in ranges
+            f"{item.request_id}{_STAGE_FIELD[item.stage]}{item.depth}:{item.token_start}:{item.token_count}"
+            for item in ranges
         ]
     )
 
@@ -209,20 +211,20 @@ def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
     those of `allocated` that had been preempted. `reused` is `request:groups` with the number of leading
     groups of `allocated` that hold a shared prefix.
     """
-    ranges = ranges_text(batch.ranges)
+    work, formed_ns = batch.work, batch.formed_ns
     components = (
         ",".join(map(str, completion.components_ns))
         if completion.components_ns
         else "," * (len(COMPONENTS) - 1)
     )
     exits = " ".join(map(str, sorted(completion.exits))) if completion.exits else ""
-    allocated, grown, preempted, resumed, reused = (
-        _NOTHING_MOVED if batch.transfers is NO_TRANSFERS else _moved(batch.transfers)
-    )
+    moved = _NOTHING_MOVED if batch.transfers is NO_TRANSFERS else _moved(batch.transfers)
+    allocated, grown, preempted, resumed, reused = moved
     return (
-        f"{batch.seq},{batch.stage},{batch.loop_count},{batch.num_requests},{batch.rows},{batch.formed_ns},{completion.started_ns},"
-        f"{completion.finished_ns},{completion.select_ns},{ranges},{completion.now_ns},{batch.after_seq},{completion.host_ns},"
-        f"{completion.limit_ns},{components},{allocated},{exits},{grown},{preempted},{resumed},{reused}\n"
+        f"{batch.seq},{work.stage},{work.loop_count},{work.num_requests},{work.rows},{formed_ns},"
+        f"{completion.started_ns},{completion.finished_ns},{completion.select_ns},{ranges_text(work.ranges)},"
+        f"{completion.now_ns},{batch.after_seq},{completion.host_ns},{completion.limit_ns},{components},"
+        f"{allocated},{exits},{grown},{preempted},{resumed},{reused}\n"
     )
 
 

@@ -7,17 +7,18 @@ Knows no clock and no device; `policies.core.engine.engine` drives it.
 
 from collections import deque
 
-from policies.core.engine.validation import validate
+from policies.core.engine.validation import derive
 from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
 from policies.core.memory.residents import Residents
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Selection, Stage
+from policies.core.progress.state import RequestState
+from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Stage, Work
 from policies.core.seam.events import Completion
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.policy import Policy
-from policies.core.seam.request import CODA, PRELUDE, RECURRENT, Phase, Request, RequestState
+from policies.core.seam.request import CODA, PRELUDE, RECURRENT, Phase, Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
-from policies.core.seam.view import View
+from policies.core.seam.view import View, by_phase
 
 NO_EARLY_EXIT = ExitSettings()
 
@@ -62,7 +63,8 @@ class Scheduler:
         """Batches formed and not yet collected, the oldest first."""
         self._surplus_until = -1
         self._shares_prefixes = cache.prefix_caching
-        self._view = View(settings, model.num_loops, self.exits, self.blocks, self.rings)
+        self._prompt_batches_since_decode = 0
+        self._has_planes = self.blocks.planes > 1
 
     @property
     def has_requests(self) -> bool:
@@ -96,9 +98,17 @@ class Scheduler:
             order = tuple([state for state in order if state.request_id not in plan.withheld])
         if not order:
             return None
-        view = self._view
-        view.now_ns = now_ns
-        view.bucket(order)
+        view = View(
+            now_ns,
+            self.settings,
+            self.num_loops,
+            self.exits,
+            order,
+            *by_phase(order),
+            self._prompt_batches_since_decode,
+            self.blocks.free_blocks,
+            self.rings.free_slots,
+        )
         selection = self.policy.select(view)
         if selection is None:
             stuck = [request for request in order if request.phase not in (Phase.DRAINED, Phase.UNDECIDED)]
@@ -109,76 +119,60 @@ class Scheduler:
                 )
             return None
         try:
-            rows, num_requests = validate(selection, self.running, self.settings, self.num_loops, self.exits)
+            work = derive(
+                selection, self.running, self.settings, self.num_loops, self.exits, self._has_planes
+            )
             if plan is not None:
-                self._check_room(selection)
+                self._check_room(work)
         except SelectionError as error:
             raise SelectionError(f"policy {self.policy.name}: {error}") from None
         seq = self._next_seq
         self._next_seq = seq + 1
-        self._commit(selection, seq, now_ns)
-        batch = ExecutionBatch(
-            seq,
-            selection.stage,
-            selection.loop_count,
-            selection.ranges,
-            rows,
-            num_requests,
-            now_ns,
-            self.residents.collected_seq,
-            self.residents.transfers(plan),
-            self.blocks.planes > 1,
-        )
+        self._commit(work, seq, now_ns)
+        after_seq = self.residents.collected_seq
+        batch = ExecutionBatch(seq, work, now_ns, after_seq, self.residents.transfers(plan))
         self.in_flight.append(batch)
         return batch
 
-    def _check_room(self, selection: Selection) -> None:
+    def _check_room(self, work: Work) -> None:
         """Raise `SelectionError` for a range whose tokens have no K/V blocks yet: a policy may only propose
         what its view holds."""
-        for item in selection.ranges if selection.loop_count else ():
+        for item in work.ranges if work.loop_count else ():
             room = len(self.running[item.request_id].block_groups) * self.blocks.block_size
             if item.token_end > room:
                 raise SelectionError(f"{item} has K/V blocks up to token {room} only")
 
-    def _commit(self, selection: Selection, seq: int, now_ns: int) -> None:
-        """Take the steps of a valid selection: what each of its rows does follows from its request's
-        phase."""
-        loops, running = selection.loop_count, self.running
-        max_loops, has_decisions, collected_seq = (
-            self.exits.max_loops,
-            self.exits.has_decisions,
-            self.residents.collected_seq,
-        )
+    def _commit(self, work: Work, seq: int, now_ns: int) -> None:
+        """Take the steps of valid work: what each of its rows does follows from its request's phase."""
+        loops, running, exits = work.loop_count, self.running, self.exits
+        collected_seq = self.residents.collected_seq
         has_prompt = has_decode = False
-        for item in selection.ranges:
-            state = running[item[0]]
+        for item in work.ranges:
+            state = running[item.request_id]
             phase = state.phase
-            if state.last_seq < 0:
-                state.first_scheduled_ns = now_ns
-            state.last_seq = seq
+            state.scheduled(seq, now_ns)
             if phase is RECURRENT:
                 has_decode = True
                 depth = state.depth + loops
-                if depth == max_loops:
-                    state.phase = CODA if state.undecided_until <= collected_seq else Phase.UNDECIDED
-                    depth = max_loops % self.num_loops
-                elif has_decisions and depth >= self.exits.min_loops:
-                    state.undecided_until = seq
-                state.depth = depth
+                if depth == exits.max_loops:
+                    # A token that runs all loops of the model skips none, whatever exit.max_loops says.
+                    first_skipped = 0 if depth == self.num_loops else depth
+                    state.looped_out(first_skipped, state.undecided_until <= collected_seq)
+                else:
+                    if exits.has_decisions and depth >= exits.min_loops:
+                        state.decides(seq)
+                    state.looped(depth)
             elif phase is CODA:
-                state.num_scheduled_outputs += 1
-                state.position += 1
-                state.depth = 0
-                state.phase = Phase.DRAINED if state.num_scheduled_outputs == state.max_tokens else PRELUDE
+                state.sampled()
             elif phase is PRELUDE:
-                state.phase = RECURRENT
+                state.embedded()
             else:
                 has_prompt = True
                 self._commit_prompt(state, item, loops)
         if has_decode:
-            self._view.prompt_batches_since_decode = 0
+            self._prompt_batches_since_decode = 0
         elif has_prompt and loops:
-            self._view.prompt_batches_since_decode += 1
+            self._prompt_batches_since_decode += 1
 
     def _commit_prompt(self, state: RequestState, item: ScheduledRange, loops: int) -> None:
         prompt = state.prompt
@@ -196,8 +190,7 @@ class Scheduler:
             )
         self.rings.set_used(state.ring_id, prompt.num_resident_chunks)
         if prompt.is_complete:
-            state.phase = Phase.CODA
-            state.position = state.prompt_tokens - 1
+            state.prompt_done()
 
     def collect(self, completion: Completion) -> tuple[ExecutionBatch, list[tuple[RequestState, bool]]]:
         """Apply what the device reports for the oldest submitted batch; return it with (request, has ended)
@@ -228,14 +221,14 @@ class Scheduler:
             self._publish(batch)
         if batch.stage is Stage.CODA:
             running, stops = self.running, completion.stops
-            for request_id, _, depth, position, _, _, _, _ in batch.ranges:
-                state = running[request_id]
+            for item in batch.ranges:
+                state = running[item.request_id]
                 if state.is_ended:
                     continue
-                state.num_output_tokens += 1
-                if position >= state.request.prompt_tokens:
-                    self.tokens_by_loops[depth or self.num_loops] += 1
-                has_ended = state.num_output_tokens == state.max_tokens or request_id in stops
+                num_tokens = state.delivered()
+                if item.token_start >= state.request.prompt_tokens:
+                    self.tokens_by_loops[item.depth or self.num_loops] += 1
+                has_ended = num_tokens == state.max_tokens or item.request_id in stops
                 if has_ended:
                     residents.end(state)
                 delivered.append((state, has_ended))
@@ -255,7 +248,7 @@ class Scheduler:
             state, loops = self.running[item.request_id], item.depth + batch.loop_count
             if item.request_id not in exits:
                 if state.phase is Phase.UNDECIDED and state.undecided_until == batch.seq:
-                    state.phase = Phase.CODA
+                    state.stayed()
                 continue
             may_leave = item.stage is Stage.RECURRENT and batch.seq > state.surplus_until
             if not (
@@ -269,12 +262,8 @@ class Scheduler:
             found += 1
             if state.is_ended:
                 continue
-            state.phase = Phase.CODA
-            state.depth = loops
-            state.undecided_until = batch.seq
-            if state.last_seq > batch.seq:
-                state.surplus_until = state.last_seq
-                self._surplus_until = max(self._surplus_until, state.last_seq)
+            state.left(loops, batch.seq)
+            self._surplus_until = max(self._surplus_until, state.surplus_until)
         if found < len(exits):
             raise InvariantError(
                 f"invariant 2: batch {batch.seq} reports exits of {sorted(exits)}, it has rows of {found} of "

@@ -1,89 +1,163 @@
-"""Whether a selection follows from the frontiers as they stand. Pure checks: nothing moves here.
+"""From a policy's proposal to the work it asks for: what follows from the frontiers is derived, the rest is
+checked.
 
-The engine runs this on every proposal of every policy, so a policy cannot corrupt a run, only stop it.
+Pure: nothing moves here. The engine runs this on every proposal of every policy, so a policy cannot corrupt a
+run, only stop it.
 """
 
 from collections.abc import Mapping
 
 from policies.core.errors import SelectionError
-from policies.core.seam.batch import ScheduledRange, Selection, Stage
+from policies.core.progress.state import RequestState
+from policies.core.seam.batch import Proposal, ScheduledRange, Selection, Stage, Work
 from policies.core.seam.exits import ExitRule
-from policies.core.seam.request import Phase, RequestState
+from policies.core.seam.request import PROMPT, RECURRENT, Phase
 from policies.core.seam.settings import SchedulerSettings
 
-ALLOWED_STAGES = {stage: (stage,) for stage in Stage} | {
-    Stage.RECURRENT: (Stage.RECURRENT, Stage.PREFILLING_RECURRENT)
-}
-"""Which range stages a batch of each stage may hold."""
-
-DEPTH_FREE_STAGES = (Stage.PRELUDE, Stage.CODA, Stage.PREFILLING_PRELUDE)
-PHASE_OF_STAGE = {Stage.PRELUDE: Phase.PRELUDE, Stage.RECURRENT: Phase.RECURRENT, Stage.CODA: Phase.CODA}
+STAGE_OF_PHASE = {
+    Phase.PROMPT: Stage.PREFILLING_PRELUDE, Phase.PRELUDE: Stage.PRELUDE, Phase.CODA: Stage.CODA,
+}  # fmt: skip
+"""What a request does in a batch that runs no depth."""
+DECODE, PREFILL, PREFILLING_RECURRENT = Stage.RECURRENT, Stage.PREFILL, Stage.PREFILLING_RECURRENT
 
 
-def validate(
+def derive(
     selection: Selection,
     running: Mapping[int, RequestState],
     settings: SchedulerSettings,
     num_loops: int,
     exits: ExitRule,
-) -> tuple[int, int]:
-    """Return (rows, distinct requests) of a selection that may run, or raise `SelectionError` naming request,
-    range, frontier."""
-    stage, ranges, loops = selection
-    if not ranges:
-        raise SelectionError(f"a {stage} batch without ranges")
-    if (loops == 0) != (stage in DEPTH_FREE_STAGES) or not 0 <= loops <= num_loops:
-        raise SelectionError(f"loop_count {loops} in a {stage} batch")
-    allowed, phase_of_stage = ALLOWED_STAGES[stage], PHASE_OF_STAGE.get(stage)
-    depths_run: dict[int, int] = {}
-    rows = decode_rows = 0
-    checked_depth = None
-    for item in ranges:
-        request_id, item_stage, depth, start, count, _, _, embeds = item
-        state = running.get(request_id)
-        if state is None:
-            raise SelectionError(f"{item} names a request that is not running")
-        if item_stage is stage:
-            phase = phase_of_stage
-        elif item_stage in allowed:
-            phase = PHASE_OF_STAGE.get(item_stage)
-        else:
-            raise SelectionError(f"{item_stage} range of request {request_id} in a {stage} batch")
-        rows += count
-        if phase is None:
-            earlier = depths_run.get(request_id, 0)
-            depths_run[request_id] = earlier | _check_prompt_range(state, item, loops, earlier, num_loops)
-            continue
-        if (
-            state.phase is not phase
-            or start != state.position
-            or depth != state.depth
-            or count != 1
-            or embeds
-        ):
-            raise SelectionError(f"{item} does not follow from {state}")
-        if loops and depth != checked_depth:
-            _check_decode_depths(item, loops, exits)
-            checked_depth = depth
-        if request_id in depths_run:
-            raise SelectionError(f"request {request_id} decodes twice in one batch")
-        depths_run[request_id] = 1
-        decode_rows += 1
-    if rows > settings.max_num_batched_tokens:
+    has_planes: bool,
+) -> Work:
+    """The work of a selection that may run, or `SelectionError` naming request, range and frontier."""
+    proposals, loop_count = selection
+    if not proposals:
+        raise SelectionError("a batch without ranges")
+    try:
+        states = [running[item.request_id] for item in proposals]
+    except KeyError as error:
+        raise SelectionError(f"it names request {error.args[0]}, which is not running") from None
+    if loop_count == 0:
+        work = _without_depths(proposals, states, has_planes)
+    else:
+        work = _through_depths(proposals, states, loop_count, num_loops, exits, has_planes)
+    if work.rows > settings.max_num_batched_tokens:
         raise SelectionError(
-            f"invariant 5: {rows} rows in a batch, max_num_batched_tokens is "
+            f"invariant 5: {work.rows} rows in a batch, max_num_batched_tokens is "
             f"{settings.max_num_batched_tokens}"
         )
-    if len(depths_run) > settings.max_num_seqs:
+    if work.num_requests > settings.max_num_seqs:
         raise SelectionError(
-            f"invariant 5: {len(depths_run)} requests in a batch, max_num_seqs is {settings.max_num_seqs}"
+            f"invariant 5: {work.num_requests} requests in a batch, max_num_seqs is {settings.max_num_seqs}"
         )
-    if stage is Stage.RECURRENT and decode_rows == 0:
-        raise SelectionError("a RECURRENT batch without decode rows")
-    return rows, len(depths_run)
+    return work
 
 
-def _check_decode_depths(item: ScheduledRange, loops: int, exits: ExitRule) -> None:
+def _without_depths(proposals: tuple[Proposal, ...], states: list[RequestState], has_planes: bool) -> Work:
+    """Tokens that are embedded or sampled, all of one kind."""
+    stage = STAGE_OF_PHASE.get(states[0].phase)
+    if stage is None:
+        raise SelectionError(f"{states[0]} has nothing to embed or to sample")
+    seen: set[int] = set()
+    ranges = []
+    for item, state in zip(proposals, states, strict=True):
+        if STAGE_OF_PHASE.get(state.phase) is not stage:
+            raise SelectionError(f"{state} in a {stage} batch")
+        if item.request_id in seen:
+            raise SelectionError(f"request {item.request_id} stands twice in one {stage} batch")
+        seen.add(item.request_id)
+        if state.phase is PROMPT:
+            ranges.append(_staging(item, state))
+        else:
+            _check_row(item, state)
+            ranges.append(ScheduledRange(item.request_id, stage, item.depth, item.start, 1))
+    rows = sum([item.token_count for item in ranges])
+    return Work(stage, 0, tuple(ranges), rows, len(seen), has_planes)
+
+
+def _through_depths(
+    proposals: tuple[Proposal, ...],
+    states: list[RequestState],
+    asked_loops: int | None,
+    num_loops: int,
+    exits: ExitRule,
+    has_planes: bool,
+) -> Work:
+    """Ranges that run `asked_loops` depths, or all that remain to them (None)."""
+    loops = num_loops - proposals[0].depth if asked_loops is None else asked_loops
+    if not 1 <= loops <= num_loops:
+        raise SelectionError(f"loop_count {loops} of a model with {num_loops} loops")
+    has_decode = False
+    for state in states:
+        if state.phase is RECURRENT:
+            has_decode = True
+            break
+    prompt_stage = PREFILL if asked_loops is None and not has_decode else PREFILLING_RECURRENT
+    depths_run: dict[int, int] = {}
+    ranges = []
+    rows = 0
+    checked_depth = None
+    for item, state in zip(proposals, states, strict=True):
+        request_id = item.request_id
+        if state.phase is RECURRENT:
+            depth = item.depth
+            if item.start != state.position or depth != state.depth or item.end != item.start + 1:
+                raise SelectionError(f"{item} does not follow from {state}")
+            if depth != checked_depth:
+                _check_decode_depths(item, loops, exits)
+                checked_depth = depth
+            if request_id in depths_run:
+                raise SelectionError(f"request {request_id} decodes twice in one batch")
+            depths_run[request_id] = 1
+            rows += 1
+            ranges.append(ScheduledRange(request_id, DECODE, depth, item.start, 1))
+        else:
+            mask = _check_prompt_range(item, state, loops, depths_run.get(request_id, 0), num_loops)
+            if asked_loops is None and item.depth + loops != num_loops:
+                raise SelectionError(
+                    f"{item} through all remaining depths beside one at depth {proposals[0].depth}: the "
+                    "first to finish must leave the batch"
+                )
+            depths_run[request_id] = depths_run.get(request_id, 0) | mask
+            found = _prompt_range(item, state, prompt_stage)
+            rows += found.token_count
+            ranges.append(found)
+    stage = DECODE if has_decode else prompt_stage
+    return Work(stage, loops, tuple(ranges), rows, len(depths_run), has_planes)
+
+
+def _prompt_range(item: Proposal, state: RequestState, stage: Stage) -> ScheduledRange:
+    prompt, start = state.prompt, item.start
+    return ScheduledRange(
+        item.request_id,
+        stage,
+        item.depth,
+        start,
+        item.end - start,
+        prompt.chunk_start(start),
+        prompt.hidden_row_offset(start),
+        prompt.embeds(item.depth, start),
+    )
+
+
+def _staging(item: Proposal, state: RequestState) -> ScheduledRange:
+    try:
+        if item.end <= item.start:
+            raise SelectionError("it is empty")
+        if item.depth != 0:
+            raise SelectionError("staging names depth 0")
+        state.prompt.check_stage(item.start, item.end - item.start)
+    except SelectionError as error:
+        raise _named(error, item, state, Stage.PREFILLING_PRELUDE) from None
+    return _prompt_range(item, state, Stage.PREFILLING_PRELUDE)
+
+
+def _check_row(item: Proposal, state: RequestState) -> None:
+    if item.start != state.position or item.depth != state.depth or item.end != item.start + 1:
+        raise SelectionError(f"{item} does not follow from {state}")
+
+
+def _check_decode_depths(item: Proposal, loops: int, exits: ExitRule) -> None:
     """Raise `SelectionError` unless a decode row may run `loops` depths from where it stands."""
     boundary = exits.boundary(item.depth)
     if item.depth + loops > boundary:
@@ -101,48 +175,33 @@ def _check_decode_depths(item: ScheduledRange, loops: int, exits: ExitRule) -> N
 
 
 def _check_prompt_range(
-    state: RequestState, item: ScheduledRange, loops: int, depths_run: int, num_loops: int
+    item: Proposal, state: RequestState, loops: int, depths_run: int, num_loops: int
 ) -> int:
     """Return the depths this range runs as a bit mask; `depths_run` is the mask of the request's earlier
     ranges in the batch."""
-    prompt = state.prompt
+    depth, start, end = item.depth, item.start, item.end
     try:
-        if state.phase is not Phase.PROMPT:
-            raise SelectionError("its prompt is done")
-        if item.token_count < 1:
+        if state.phase is not PROMPT:
+            raise SelectionError(f"it is {state}")
+        if end <= start:
             raise SelectionError("it is empty")
-        if item.depth < 0:
+        if depth < 0:
             raise SelectionError("depths start at 0")
-        if item.stage is Stage.PREFILLING_PRELUDE:
-            if item.depth != 0 or not item.embeds:
-                raise SelectionError("staging names depth 0 and embeds")
-            prompt.check_stage(item.token_start, item.token_count)
-            mask = 1
-        else:
-            prompt.check_advance(item.depth, item.token_start, item.token_count, loops, item.embeds)
-            mask = ((1 << loops) - 1) << item.depth
-            if item.depth + loops != num_loops:
-                if item.stage is Stage.PREFILL:
-                    raise SelectionError(
-                        f"PREFILL runs all {num_loops - item.depth} remaining depths, not {loops}"
-                    )
-                if loops > 1:
-                    raise SelectionError(
-                        f"loop_count {loops} is neither one depth nor all {num_loops - item.depth} remaining "
-                        "ones"
-                    )
+        state.prompt.check_advance(depth, start, end - start, loops)
+        if 1 < loops != num_loops - depth:
+            raise SelectionError(
+                f"loop_count {loops} is neither one depth nor all {num_loops - depth} remaining ones"
+            )
+        mask = ((1 << loops) - 1) << depth
         if depths_run & mask:
             raise SelectionError("one of its depths runs twice in one batch")
-        if item.chunk_start != prompt.chunk_start(item.token_start):
-            raise SelectionError(
-                f"its chunk starts at {prompt.chunk_start(item.token_start)}, not {item.chunk_start}"
-            )
-        offset = prompt.hidden_row_offset(item.token_start)
-        if item.prefill_hidden_row_offset != offset:
-            raise SelectionError(f"its hidden row is {offset}, not {item.prefill_hidden_row_offset}")
     except SelectionError as error:
-        raise SelectionError(
-            f"request {item.request_id}, {item.stage} range [{item.token_start}, {item.token_end}) at depth "
-            f"{item.depth}: {error}; frontiers: {prompt}"
-        ) from None
+        raise _named(error, item, state, PREFILLING_RECURRENT) from None
     return mask
+
+
+def _named(error: SelectionError, item: Proposal, state: RequestState, stage: Stage) -> SelectionError:
+    return SelectionError(
+        f"request {item.request_id}, {stage} range [{item.start}, {item.end}) at depth {item.depth}: "
+        f"{error}; frontiers: {state.prompt}"
+    )

@@ -4,7 +4,7 @@ memory is the executor's."""
 from dataclasses import dataclass
 
 from policies.core.models.shape import ModelShape
-from policies.core.seam.request import RequestState
+from policies.core.progress.state import RequestState
 from policies.core.seam.settings import CacheSettings
 
 TOKEN_ID_BYTES = 4

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from policies.core.memory.kv import BlockLedger
-from policies.core.seam.request import Request, RequestState
+from policies.core.progress.state import RequestState
+from policies.core.seam.request import Request
 
 KEY_BYTES = 16
 
@@ -69,7 +70,7 @@ class Prefixes:
 
     def started(self, state: RequestState, num_reused: int) -> None:
         """`state` is let in to compute its prompt, but for what `num_reused` published groups hold."""
-        state.num_published = num_reused
+        state.published(num_reused)
         self.totals.prompt_groups += state.request.prompt_tokens // self._blocks.block_size
         self.totals.reused_groups += num_reused
         self.totals.reused_tokens += num_reused * self._blocks.block_size
@@ -89,7 +90,7 @@ class Prefixes:
         has_new = False
         for index in range(state.num_published, min(len(keys), complete // self._blocks.block_size)):
             has_new |= self._blocks.publish(state.block_groups[index], keys[index])
-            state.num_published = index + 1
+            state.published(index + 1)
         return has_new
 
     def forget(self, request_id: int) -> None:

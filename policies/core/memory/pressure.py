@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from policies.core.memory.kv import BlockLedger
-from policies.core.seam.request import RequestState
+from policies.core.progress.state import RequestState
 
 
 class Need(NamedTuple):

@@ -11,7 +11,6 @@ first. So the first in order always makes progress, and no run comes to a halt. 
 
 from collections.abc import Iterable, Sequence
 
-from policies.core.engine.frontier import PromptProgress
 from policies.core.errors import InvariantError
 from policies.core.memory.admission import AdmissionQueue
 from policies.core.memory.kv import BlockLedger
@@ -21,8 +20,10 @@ from policies.core.memory.prefixes import Prefixes
 from policies.core.memory.pressure import Need, choose
 from policies.core.memory.ring import RingLedger
 from policies.core.models.shape import ModelShape
+from policies.core.progress.frontier import PromptProgress
+from policies.core.progress.state import RequestState
 from policies.core.seam.batch import NO_TRANSFERS, Allocation, Growth, Preemption, Transfers
-from policies.core.seam.request import Phase, Request, RequestState
+from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 
 
@@ -104,9 +105,10 @@ class Residents:
             missing = blocks.groups_for(state.next_kv_positions) - len(state.block_groups)
             if missing <= 0 or state.request_id not in self.running:
                 continue
+            later = self.order[:at:-1]  # those after it, the last in order first
             if plan.is_short or (
                 missing > blocks.free_groups
-                and not self._make_room(plan, Need(missing - blocks.free_groups), self.order[:at:-1])
+                and not self._make_room(plan, Need(missing - blocks.free_groups), later)
             ):
                 plan.is_short = True
                 plan.withheld.add(state.request_id)
@@ -235,7 +237,7 @@ class Residents:
         if preempted is not None and preempted.num_swapped_groups is not None:
             state = preempted.state
             swapped = preempted.num_swapped_groups
-            state.num_published = 0
+            state.published(0)
             plan.swapped_bytes += self._preempted.swap_bytes(swapped)
         else:
             prompt_tokens = request.prompt_tokens if preempted is None else preempted.state.prompt_tokens
@@ -249,13 +251,12 @@ class Residents:
         if self._grows:
             positions = max(state.next_kv_positions, swapped * self.blocks.block_size)
         groups = self.blocks.allocate(request.request_id, positions, reused)
-        state.block_groups = list(groups)
-        state.ring_id = self.rings.allocate()
+        state.placed(self.rings.allocate(), list(groups))
         self.running[request.request_id] = state
         kept_tokens = state.prompt_tokens - request.prompt_tokens
         plan.allocations.append(
             Allocation(
-                request.request_id,
+                request,
                 groups,
                 state.ring_id,
                 preempted is not None,
@@ -292,8 +293,7 @@ class Residents:
 
     def end(self, state: RequestState) -> None:
         """Nothing of `state` is scheduled any more; it drains."""
-        state.is_ended = True
-        state.phase = Phase.DRAINED
+        state.ended()
         self.draining.append(state)
 
     def collected(self, seq: int) -> None:
@@ -341,7 +341,7 @@ class Residents:
     def _give_back(self, state: RequestState) -> None:
         self.blocks.release(state.request_id)
         self.rings.release(state.ring_id)
-        state.block_groups = []
+        state.released()
         del self.running[state.request_id]
 
     def _reorder(self) -> None:

@@ -1,8 +1,14 @@
-"""What is scheduled: stages, ranges, a policy's proposal, and the batch the engine makes of it. Values only,
-no behaviour."""
+"""What is scheduled: a policy's proposal, the work that the engine makes of it, and the batch that carries it
+to a device. Values only, no behaviour.
 
+*Work* is what a device does, and all that its time depends on; latency models, limits and profiles take
+that. A *batch* is the envelope: its number, its times, and what was transferred with it."""
+
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
+
+from policies.core.seam.request import Request
 
 
 class Stage(StrEnum):
@@ -23,6 +29,31 @@ class Stage(StrEnum):
 
 
 PROMPT_STAGES = frozenset({Stage.PREFILL, Stage.PREFILLING_PRELUDE, Stage.PREFILLING_RECURRENT})
+
+
+class Proposal(NamedTuple):
+    """Work for one request that a policy proposes: its tokens `[start, end)` at `depth`, the first that runs.
+
+    A decode row is the one token at the request's position. Everything else about a range follows from where
+    the request stands, and is derived by the engine.
+    """
+
+    request_id: int
+    depth: int
+    start: int
+    end: int
+
+
+class Selection(NamedTuple):
+    """A policy's proposal for the next batch, in batch order.
+
+    After `loop_count` depths the policy wants to be asked again; None: no sooner than after all remaining
+    ones. 0 is a batch that runs no depth: it embeds (prompt tokens or sampled ones) or samples, as its
+    requests' phases say.
+    """
+
+    ranges: tuple[Proposal, ...]
+    loop_count: int | None
 
 
 class ScheduledRange(NamedTuple):
@@ -54,13 +85,48 @@ class ScheduledRange(NamedTuple):
         return self.token_start + self.token_count
 
 
-class Selection(NamedTuple):
-    """A policy's proposal: ranges in batch order and how many depths run before the scheduler is asked
-    again."""
+class Work(NamedTuple):
+    """What one submission runs on a device.
+
+    `rows` is the number of rows of one invocation; a batch of `loop_count` 4 is 4 recurrent invocations of
+    `rows` rows each. `num_requests` are the distinct requests among `ranges`. `has_planes` is False under
+    layout shared: then a token that leaves early has no deeper plane to be copied to.
+    """
 
     stage: Stage
-    ranges: tuple[ScheduledRange, ...]
     loop_count: int
+    ranges: tuple[ScheduledRange, ...]
+    rows: int
+    num_requests: int
+    has_planes: bool = True
+
+    @classmethod
+    def of(cls, stage: Stage, loop_count: int, ranges: Iterable[ScheduledRange]) -> "Work":
+        """Work of `ranges`, whose rows and requests are counted."""
+        ranges = tuple(ranges)
+        rows = sum([item.token_count for item in ranges])
+        return cls(stage, loop_count, ranges, rows, len({item.request_id for item in ranges}))
+
+    @property
+    def exit_depths(self) -> list[int]:
+        """Of each token of a CODA batch whose K/V must be copied to the planes that it skipped, the first of
+        these planes."""
+        if self.stage is not Stage.CODA or not self.has_planes:
+            return []
+        return [item.depth for item in self.ranges if item.depth]
+
+    def attention_work(self) -> tuple[int, int]:
+        """KV tokens read and (query, key) pairs of one invocation, all ranges together.
+
+        A range of 16 tokens from 32 on reads 48 tokens and has 16 x 32 + 16 x 17 / 2 = 648 pairs.
+        """
+        kv_tokens = pairs = 0
+        for item in self.ranges:
+            start, count = item.token_start, item.token_count
+            end = start + count
+            kv_tokens += end
+            pairs += end if count == 1 else count * start + count * (count + 1) // 2
+        return kv_tokens, pairs
 
 
 class Allocation(NamedTuple):
@@ -74,13 +140,17 @@ class Allocation(NamedTuple):
     `num_reused_groups` groups hold a prefix that was computed for an earlier request: nothing writes to them.
     """
 
-    request_id: int
+    request: Request
     block_groups: tuple[int, ...]
     ring_id: int
     is_resumed: bool = False
     num_kept_tokens: int = 0
     num_swapped_groups: int = 0
     num_reused_groups: int = 0
+
+    @property
+    def request_id(self) -> int:
+        return self.request.request_id
 
 
 class Growth(NamedTuple):
@@ -122,47 +192,31 @@ NO_TRANSFERS = Transfers()
 
 
 class ExecutionBatch(NamedTuple):
-    """One submission to the device, in the order of `seq`.
+    """One submission to a device: its work in an envelope, in the order of `seq`.
 
-    `rows` is the number of rows of one invocation; a batch of `loop_count` 4 is 4 recurrent invocations of
-    `rows` rows each. `has_planes` is False under layout shared: then a token that leaves early has no deeper
-    plane to be copied to. `transfers` is what was transferred when this batch was formed, so that a backend
-    learns block tables in order. `after_seq` is the sequence number of the last batch collected before this
-    one was formed (-1: none), which with the times fixes the order of everything the engine saw.
+    `transfers` is what was transferred when this batch was formed, so that a backend learns block tables in
+    order. `after_seq` is the sequence number of the last batch collected before this one was formed (-1:
+    none), which with the times fixes the order of everything the engine saw.
     """
 
     seq: int
-    stage: Stage
-    loop_count: int
-    ranges: tuple[ScheduledRange, ...]
-    rows: int
-    num_requests: int
+    work: Work
     formed_ns: int
     after_seq: int
     transfers: Transfers = NO_TRANSFERS
-    has_planes: bool = True
 
     @property
-    def exit_depths(self) -> list[int]:
-        """Of each token of a CODA batch whose K/V must be copied to the planes that it skipped, the first of
-        these planes."""
-        if self.stage is not Stage.CODA or not self.has_planes:
-            return []
-        return [item.depth for item in self.ranges if item.depth]
+    def stage(self) -> Stage:
+        return self.work.stage
 
     @property
-    def allocations(self) -> tuple[Allocation, ...]:
-        """The admissions made when this batch was formed."""
-        return self.transfers.allocations
+    def loop_count(self) -> int:
+        return self.work.loop_count
 
-    def attention_work(self) -> tuple[int, int]:
-        """KV tokens read and (query, key) pairs of one invocation, all ranges together.
+    @property
+    def ranges(self) -> tuple[ScheduledRange, ...]:
+        return self.work.ranges
 
-        A range of 16 tokens from 32 on reads 48 tokens and has 16 x 32 + 16 x 17 / 2 = 648 pairs.
-        """
-        kv_tokens = pairs = 0
-        for _, _, _, start, count, _, _, _ in self.ranges:
-            end = start + count
-            kv_tokens += end
-            pairs += end if count == 1 else count * start + count * (count + 1) // 2
-        return kv_tokens, pairs
+    @property
+    def rows(self) -> int:
+        return self.work.rows

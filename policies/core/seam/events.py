@@ -1,14 +1,19 @@
-"""What passes between the engine and a backend: `Submit` and `Wait` out, the time or a `Completion` back in.
+"""What passes between an engine and the world: events in, commands out.
 
-The engine's generator yields a command and is sent an event. A backend answers `Submit` with a `Tick` (the
-time once the batch is launched) and `Wait` with a `Completion` or, when none comes before `until_ns`, a
-`Tick` at or after it.
+Two ways lead in. `Mail` (a request arrives, a client hangs up) waits in the engine's inbox until its time has
+come; see `policies.core.seam.inbox`. What happens on the device, and time, is sent to the engine's generator
+as the answer to the command that it yielded: `Submit` is answered with a `Tick` (the time once the batch is
+launched) and `Wait` with a `Completion` or, when mail or `until_ns` comes first, a `Tick`.
+
+At equal times the order is total: arrivals, hang-ups, completions; among arrivals (arrival, id), among
+hang-ups the id.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.request import Request
 
 COMPONENTS = ("embed", "linear", "attention", "lm_head", "copies", "launch")
 """Parts of a batch's device time, in the order of `Completion.components_ns`."""
@@ -23,8 +28,8 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Report the next completion, or the time once `until_ns` has come; with None only a completion ends the
-    wait."""
+    """Report the next completion, or the time once `until_ns` has come, when the next known mail is due
+    (None: none is known). New mail may end the wait earlier."""
 
     until_ns: int | None
 
@@ -59,5 +64,20 @@ class Completion(NamedTuple):
     exits: frozenset[int] = frozenset()
 
 
+class Arrival(NamedTuple):
+    """A request arrives at `at_ns`, its own `arrival_ns` unless it had to wait for somebody else's end."""
+
+    at_ns: int
+    request: Request
+
+
+class HangUp(NamedTuple):
+    """The client of a request hangs up at `at_ns`. Of one that has ended already it means nothing."""
+
+    at_ns: int
+    request_id: int
+
+
+Mail = Arrival | HangUp
 Command = Submit | Wait
 Event = Tick | Completion

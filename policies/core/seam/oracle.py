@@ -1,59 +1,78 @@
 """What backends ask the future: whom a CODA batch ends, which rows leave early. Policies and the scheduler
 never import this."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from policies.core.engine.runlog import RequestRecord
-from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage
+from policies.core.seam.batch import ScheduledRange, Stage, Transfers, Work
 from policies.core.seam.exits import ExitRule
 from policies.core.seam.request import ExitOracle, Oracle
 
+NOBODY: frozenset[int] = frozenset()
 
-def last_tokens(
-    batch: ExecutionBatch, records: Mapping[int, RequestRecord], oracle: Oracle
-) -> frozenset[int]:
-    """Requests whose token made by `batch` is their last: position p of a prompt of P tokens makes token p -
-    P + 2.
 
-    `records` are those of requests that have not ended. A deep queue may hold a CODA of one that has:
-    surplus, which ends nothing.
+class Foresight:
+    """The oracles of one run, asked in terms of its batches.
+
+    `oracle` says how many tokens a request produces, `exits` (None: nobody leaves early, or a gate on the
+    device says who) where its tokens leave the loop under `rule`. Knows the requests that run from the
+    allocations that it is shown.
     """
-    if batch.stage is not Stage.CODA:
-        return frozenset()
-    return frozenset(
-        [
-            request_id
-            for request_id, _, _, position, _, _, _, _ in batch.ranges
-            if (record := records.get(request_id)) is not None
-            and position - record.request.prompt_tokens + 2 == oracle.output_tokens(request_id)
-        ]
-    )
 
+    def __init__(self, oracle: Oracle, exits: ExitOracle | None, rule: ExitRule) -> None:
+        self._oracle = oracle
+        self._exits = exits if rule.has_decisions else None
+        self._rule = rule
+        self._last_positions: dict[int, int] = {}
 
-def early_exits(batch: ExecutionBatch, rule: ExitRule, oracle: ExitOracle) -> frozenset[int]:
-    """Requests whose decode row in `batch` leaves after the depths it runs, as `Completion.exits` wants
-    them."""
-    return frozenset(
-        item.request_id
-        for item, loops in _leaving(batch, rule, oracle)
-        if item.depth < loops <= item.depth + batch.loop_count
-    )
+    def see(self, transfers: Transfers) -> None:
+        """Learn who runs from what was transferred with a batch, before anything else is asked of it.
 
+        Position p of a prompt of P tokens makes token p - P + 2: a request of 10 prompt and 3 output tokens
+        ends at position 11.
+        """
+        for request_id in transfers.released:
+            self._last_positions.pop(request_id, None)
+        for allocation in transfers.allocations:
+            request = allocation.request
+            tokens = self._oracle.output_tokens(request.request_id)
+            self._last_positions[request.request_id] = tokens + request.prompt_tokens - 2
 
-def surplus_rows(batch: ExecutionBatch, rule: ExitRule, oracle: ExitOracle) -> frozenset[int]:
-    """Requests whose decode row in `batch` is surplus: its token leaves before the depths that the batch
-    runs."""
-    return frozenset(item.request_id for item, loops in _leaving(batch, rule, oracle) if loops <= item.depth)
+    def stops(self, work: Work) -> frozenset[int]:
+        """Requests whose token made by `work` is their last. A deep queue may hold a CODA of one that has
+        ended: surplus, which ends nothing."""
+        if work.stage is not Stage.CODA:
+            return NOBODY
+        last = self._last_positions
+        return frozenset(
+            [item.request_id for item in work.ranges if item.token_start == last[item.request_id]]
+        )
 
+    def early_exits(self, work: Work) -> frozenset[int]:
+        """Requests whose decode row leaves after the depths that `work` runs, as `Completion.exits` wants
+        them."""
+        if self._exits is None:
+            return NOBODY
+        loops_run = work.loop_count
+        return frozenset(
+            [
+                item.request_id
+                for item, loops in self._leaving(work)
+                if item.depth < loops <= item.depth + loops_run
+            ]
+        )
 
-def _leaving(
-    batch: ExecutionBatch, rule: ExitRule, oracle: ExitOracle
-) -> Iterator[tuple[ScheduledRange, int]]:
-    """Decode rows of `batch` whose token leaves before `rule.max_loops`, and the loops it runs."""
-    if not rule.has_decisions:
-        return
-    for item in batch.ranges:
-        if item.stage is Stage.RECURRENT:
-            loops = max(oracle.exit_loops(item.request_id, item.token_start), rule.min_loops)
-            if loops < rule.max_loops:
-                yield item, loops
+    def surplus_rows(self, work: Work) -> frozenset[int]:
+        """Requests whose decode row in `work` is surplus: its token leaves before the depths that it runs."""
+        if self._exits is None:
+            return NOBODY
+        return frozenset([item.request_id for item, loops in self._leaving(work) if loops <= item.depth])
+
+    def _leaving(self, work: Work) -> Iterator[tuple[ScheduledRange, int]]:
+        """Decode rows of `work` whose token leaves before `max_loops`, and the loops it runs."""
+        assert self._exits is not None
+        rule = self._rule
+        for item in work.ranges:
+            if item.stage is Stage.RECURRENT:
+                loops = max(self._exits.exit_loops(item.request_id, item.token_start), rule.min_loops)
+                if loops < rule.max_loops:
+                    yield item, loops

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import ScheduledRange, Selection, Stage
+from policies.core.seam.batch import Selection
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
-from policies.core.seam.view import RequestView, View
+from policies.core.seam.view import View
 
 
 class Policy(ABC):
@@ -64,25 +64,3 @@ class Policy(ABC):
             raise InputError(
                 f"policy {self.name} cannot run model {model.name}, which needs atomic prefill; use atomic"
             )
-
-
-_new_range = tuple.__new__
-"""Makes a named tuple from a plain one without its Python-level constructor: one is made for every decode row
-of every batch."""
-
-
-def decode_row(request: RequestView, stage: Stage) -> ScheduledRange:
-    """The one row of a request that decodes, at its position and depth."""
-    return _new_range(
-        ScheduledRange, (request.request_id, stage, request.depth, request.position, 1, 0, None, False)
-    )
-
-
-def prompt_range(request: RequestView, stage: Stage, depth: int, start: int, end: int) -> ScheduledRange:
-    """Prompt tokens `[start, end)` of `request` at `depth`; a depth-0 range beyond the staged frontier embeds
-    itself."""
-    prompt = request.prompt
-    return ScheduledRange(
-        request.request_id, stage, depth, start, end - start, prompt.chunk_start(start),
-        prompt.hidden_row_offset(start), depth == 0 and start >= prompt.num_preluded_tokens,
-    )  # fmt: skip

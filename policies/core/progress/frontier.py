@@ -4,8 +4,10 @@ Owns four integers' worth of state under one line:
 
     window_origin <= reclaimable <= f[T-1] <= ... <= f[1] <= f[0] <= staged <= prompt_tokens
 
-Knows nothing of batches, budgets shared between requests, or time.
+Knows nothing of batches, budgets shared between requests, or time. Policies read it; assigning fails.
 """
+
+from typing import Any
 
 from policies.core.errors import SelectionError
 
@@ -27,16 +29,30 @@ class PromptProgress:
         "prompt_tokens", "resident_chunks",
     )  # fmt: skip
 
+    prompt_tokens: int
+    chunk_tokens: int
+    num_loops: int
+    resident_chunks: int
+    prefill_window_origin: int
+    num_preluded_tokens: int
+    prefill_depth_ranges: list[int]
+
     def __init__(
         self, prompt_tokens: int, chunk_tokens: int, num_loops: int, resident_chunks: int, origin: int = 0
     ) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.chunk_tokens = chunk_tokens
-        self.num_loops = num_loops
-        self.resident_chunks = resident_chunks
-        self.prefill_window_origin = origin
-        self.num_preluded_tokens = origin
-        self.prefill_depth_ranges = [origin] * num_loops
+        for name, value in {
+            "prompt_tokens": prompt_tokens,
+            "chunk_tokens": chunk_tokens,
+            "num_loops": num_loops,
+            "resident_chunks": resident_chunks,
+            "prefill_window_origin": origin,
+            "num_preluded_tokens": origin,
+            "prefill_depth_ranges": [origin] * num_loops,
+        }.items():
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name} of a prompt cannot be written; the scheduler moves frontiers")
 
     @property
     def num_prefilled_tokens(self) -> int:
@@ -126,6 +142,11 @@ class PromptProgress:
             return start, start
         return start, min(limit, self.chunk_end(start))
 
+    def embeds(self, depth: int, start: int) -> bool:
+        """Whether a range from `start` at `depth` takes its rows from the embedding table: not when it is
+        staged."""
+        return depth == 0 and start >= self.num_preluded_tokens
+
     def check_stage(self, start: int, count: int) -> None:
         """Raise `SelectionError` unless `[start, start + count)` may be staged now."""
         if start != self.num_preluded_tokens:
@@ -140,7 +161,7 @@ class PromptProgress:
                 f"staging [{start}, {start + count}) crosses the chunk end {self.chunk_end(start)}"
             )
 
-    def check_advance(self, depth: int, start: int, count: int, loops: int, embeds: bool) -> None:
+    def check_advance(self, depth: int, start: int, count: int, loops: int) -> None:
         """Raise `SelectionError` unless `[start, start + count)` may run depths `depth .. depth + loops - 1`
         now."""
         frontiers = self.prefill_depth_ranges
@@ -155,26 +176,26 @@ class PromptProgress:
         if end > self.chunk_end(start):
             raise SelectionError(f"[{start}, {end}) crosses the chunk end {self.chunk_end(start)}")
         if depth > 0:
-            if embeds:
-                raise SelectionError(f"it embeds at depth {depth}; only depth 0 may")
             if end > frontiers[depth - 1]:
                 raise SelectionError(
                     f"it ends at {end}, depth {depth - 1} is done up to {frontiers[depth - 1]}"
                 )
-        elif embeds:
+        elif self.embeds(depth, start):
             self.check_stage(start, count)
         elif end > self.num_preluded_tokens:
-            raise SelectionError(f"it ends at {end}, staged are {self.num_preluded_tokens} tokens")
+            raise SelectionError(
+                f"it begins staged and ends at {end}, staged are {self.num_preluded_tokens} tokens"
+            )
 
     def stage(self, count: int) -> None:
         """Commit a staging that `check_stage` accepts."""
-        self.num_preluded_tokens += count
+        set_preluded(self, self.num_preluded_tokens + count)
 
     def advance(self, depth: int, count: int, loops: int, embeds: bool) -> None:
         """Commit a range that `check_advance` accepts: frontiers `depth .. depth + loops - 1` move by
         `count`."""
         if embeds:
-            self.num_preluded_tokens += count
+            set_preluded(self, self.num_preluded_tokens + count)
         for at in range(depth, depth + loops):
             self.prefill_depth_ranges[at] += count
 
@@ -185,8 +206,8 @@ class PromptProgress:
         Chunk 4, T = 4: staged 12, depths [12, 8, 6, 5] goes back to 4, 4 and [4, 4, 4, 4].
         """
         done = self.prefill_reclaimable_tokens
-        self.num_preluded_tokens = done
-        self.prefill_depth_ranges = [done] * self.num_loops
+        set_preluded(self, done)
+        self.prefill_depth_ranges[:] = [done] * self.num_loops
 
     def is_ordered(self) -> bool:
         """Invariant 1: staged >= f[0] >= ... >= f[T-1]."""
@@ -197,3 +218,6 @@ class PromptProgress:
         return (
             f"staged {self.num_preluded_tokens}, depths {self.prefill_depth_ranges} of {self.prompt_tokens}"
         )
+
+
+set_preluded = vars(PromptProgress)["num_preluded_tokens"].__set__  # the slot's own setter, past __setattr__
