@@ -67,7 +67,9 @@ class Simulation:
         exits = exit_oracle(config.exit, model.num_loops, workload, config.seed)
         has_prefixes = any(request.content_ids for request in workload.requests)
         notes = (latency.provenance, *ignored_keys(config, "sim", has_prefixes), *workload.notes)
-        return cls(config, model, latency, workload, exits, notes)
+        simulation = cls(config, model, latency, workload, exits, notes)
+        simulation.engine()  # refuses a KV pool that is too small before there is a directory
+        return simulation
 
     def engine(
         self, batches: Lines | None = None, on_ended: Callable[[RequestRecord], object] = lambda record: None

@@ -105,7 +105,6 @@ def _check(cells: Sequence[Cell]) -> None:
         resolved = cell.config.resolved
         key = json.dumps([resolved["workload"], resolved["seed"]], sort_keys=True, default=str)
         simulation = Simulation.prepare(cell.config, workloads.get(key))
-        simulation.engine()
         workloads[key] = simulation.workload
 
 

@@ -112,10 +112,10 @@ def batches() -> list[tuple[str, Stage, int, tuple[ScheduledRange, ...]]]:
 
 
 def true_ns(stage: Stage, loops: int, ranges: tuple[ScheduledRange, ...]) -> float:
-    work = CUTTING.work(CUTTING.key(ranges))
+    features = CUTTING.features(CUTTING.key(ranges))
     if loops:
-        return sum(TRUTH.recurrent_ns(work, loops))
-    return (TRUTH.coda if stage is Stage.CODA else TRUTH.embed).at(work.bucket)
+        return sum(TRUTH.recurrent_ns(features, loops))
+    return (TRUTH.coda if stage is Stage.CODA else TRUTH.embed).at(features.bucket)
 
 
 def host_ns(stage: Stage, num_ranges: int, loops: int) -> tuple[int, int, int]:

@@ -166,8 +166,11 @@ def test_the_watermark_keeps_blocks_free_for_those_who_run() -> None:
 
 def test_rewinding_forgets_chunks_that_have_not_finished() -> None:
     prompt = PromptProgress(20, 4, 4, 4)
-    prompt.num_preluded_tokens = 12
-    prompt.prefill_depth_ranges = [12, 8, 6, 5]
+    for _ in range(3):
+        prompt.advance(0, 4, 1, embeds=True)
+    for depth, tokens in ((1, 8), (2, 6), (3, 5)):
+        prompt.advance(depth, tokens, 1, embeds=False)
+    assert (prompt.num_preluded_tokens, prompt.prefill_depth_ranges) == (12, [12, 8, 6, 5])
     prompt.rewind()
     assert (prompt.num_preluded_tokens, prompt.prefill_depth_ranges, prompt.ready(0)) == (
         4,

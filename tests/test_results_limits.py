@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 
 import pytest
-from policies.core.engine.arrivals import Arrivals
 from results_runs import config_of, duration_ns, identity_of, write_run
 from toy_backend import World, drive
 
@@ -13,6 +12,7 @@ from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.models.shape import OURO_TINY
+from policies.core.seam.clients import Clients
 from policies.core.seam.request import Request, Status
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
@@ -33,7 +33,7 @@ def world(
     scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=blocks))
     with RunDirectory.create(config, identity, out) as directory:
         log = RunLog(directory.batches, directory.requests.write)
-        drive(Engine(scheduler, Arrivals(requests), log), World(duration_ns))
+        drive(Engine(scheduler, Clients(requests), log), World(duration_ns))
         write_outputs(directory, log, scheduler, identity, config=config, plots=False, trace=False)
     return load_run(out)
 

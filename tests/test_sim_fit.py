@@ -91,7 +91,7 @@ def test_errors_are_of_compositions_that_the_solver_did_not_see(profile: Path) -
     cases = [
         Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage and row.kind != "copies"
     ]
-    odd = max(cases, key=lambda case: case.work.tiles if case.loops else 0)
+    odd = max(cases, key=lambda case: case.features.tiles if case.loops else 0)
     spoilt = dataclasses.replace(odd.row, device_ns=3 * (odd.row.device_ns or 0))
     cases = [dataclasses.replace(case, row=spoilt) if case is odd else case for case in cases]
     errors = {case.row.case: error for case, error in held_out(cases, 5)}

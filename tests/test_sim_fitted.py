@@ -205,7 +205,7 @@ def test_an_explanation_adds_up_to_the_prediction(path: Path, name: str) -> None
     assert isinstance(model, FittedModel)
     ranges = (*decodes(3, 5000), prompts([(640, 128)])[0]._replace(request_id=9))
     found = explain(device, ranges_text(ranges), None, None)
-    assert (found.batch.stage, found.batch.loop_count) == (Stage.RECURRENT, 1)
+    assert (found.work.stage, found.work.loop_count) == (Stage.RECURRENT, 1)
     assert found.prediction == model.predict(Work.of(Stage.RECURRENT, 1, ranges))
     by_component: dict[str, float] = {}
     for term in found.terms:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from policies.config.runconfig import load_config
-from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.batch import Work
 from policies.costs.devices import device_facts
 from policies.costs.latency import HostLoop, LatencyModel, Prediction
 from policies.costs.modelfile import read_model
@@ -32,17 +32,19 @@ DEVIATION = 0.03
 
 
 class RecordedTimes(LatencyModel):
-    """Every batch takes what the batch of the same number took; `launching_ns` of its host time is
-    launching."""
+    """Batches are asked for in order, and each takes what the batch of the same number took; `launching_ns`
+    of its host time is launching."""
 
     def __init__(self, run: Run, simulation: Simulation, loop: HostLoop, launching_ns: int) -> None:
         super().__init__("recorded", simulation.model, device_facts("h200"), str(run.path), loop)
         self._launching_ns = launching_ns
+        self._num_asked = 0
         with open(run.path / BATCHES, newline="", encoding="utf-8") as file:
             self.rows = list(csv.DictReader(file))
 
-    def predict(self, batch: ExecutionBatch) -> Prediction:
-        row = self.rows[min(batch.seq, len(self.rows) - 1)]
+    def predict(self, work: Work) -> Prediction:
+        row = self.rows[min(self._num_asked, len(self.rows) - 1)]
+        self._num_asked += 1
         device_ns = int(row["finished_ns"]) - int(row["started_ns"])
         host_ns = int(row["host_ns"])
         launch_ns = min(self._launching_ns, host_ns)
