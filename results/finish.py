@@ -70,12 +70,12 @@ def write_outputs(
             status=status,
             skipped_rows=skipped_rows,
             notes=notes,
-            extra=extra,
         )
+        extra = extra or {}
         if faults:
-            _write_failed(directory, summary, faults[0])
+            _write_failed(directory, {**summary, **extra}, faults[0])
         waits = count_waits(directory.path / BATCHES, stories, scheduler.settings.max_num_seqs)
-        summary |= limits_of(summary, stories, waits)
+        summary |= {**limits_of(summary, stories, waits), **extra}
         directory.write_summary(summary)
     if ctrl_c.is_pressed:
         raise KeyboardInterrupt

@@ -21,7 +21,12 @@ torch.set_num_threads(1)
 BASE: dict[str, Any] = {
     "model": "ouro-tiny",
     "policy": "wcpb",
-    "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 96, "prefill_chunk_size": 16},
+    "scheduler": {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 96,
+        "prefill_chunk_size": 16,
+        "inflight": 2,
+    },
     "workload": {
         "kind": "synthetic",
         "num_requests": 4,

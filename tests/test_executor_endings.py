@@ -24,7 +24,7 @@ from executor.programs import EAGER_USES, ProgramKey, Programs  # noqa: E402
 from executor.runner import Launched  # noqa: E402
 from executor.session import Session  # noqa: E402
 from policies.core.errors import WriteError  # noqa: E402
-from policies.core.seam.batch import ExecutionBatch  # noqa: E402
+from policies.core.seam.batch import ExecutionBatch, Work  # noqa: E402
 from results.load import load_run  # noqa: E402
 
 
@@ -152,9 +152,13 @@ def test_the_audit_stops_a_run_at_an_injected_wrong_slot(
 ) -> None:
     real = BatchPacker.pack
 
-    def pack(self: BatchPacker, host: HostMeta, batch: ExecutionBatch, *others: object) -> object:
-        packed = real(self, host, batch, *others)  # type: ignore[arg-type]
-        if batch.loop_count and batch.seq > 5:
+    num_packed = 0
+
+    def pack(self: BatchPacker, host: HostMeta, work: Work, *others: object) -> object:
+        nonlocal num_packed
+        num_packed += 1
+        packed = real(self, host, work, *others)  # type: ignore[arg-type]
+        if work.loop_count and num_packed > 6:
             host.slots[0] += 1
         return packed
 

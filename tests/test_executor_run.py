@@ -16,6 +16,7 @@ from executor_runs import Done, config_of, delivered, rules_of, run_on, session_
 
 import executor.run  # noqa: E402
 import executor.sweep  # noqa: E402
+import policies.assembly  # noqa: E402
 from executor.checks.diagnose import diagnose  # noqa: E402
 from executor.session import Session, tokens_sha256  # noqa: E402
 from executor.source import kernel_sha256  # noqa: E402
@@ -207,7 +208,7 @@ def test_nothing_is_allocated_at_the_end(
             super().__init__(*arguments)  # type: ignore[arg-type]
             schedulers.append(self)
 
-    monkeypatch.setattr(executor.run, "Scheduler", Recorded)
+    monkeypatch.setattr(policies.assembly, "Scheduler", Recorded)
     run_on(session, tmp_path / "run")
     schedulers[0].check_drained()
     assert schedulers[0].blocks.used_blocks == schedulers[0].rings.used_slots == 0
