@@ -14,7 +14,7 @@ from policies.process.sentences import one_line
 from results.batchlog import read_batches
 from results.files import drafted
 from results.identity import RunIdentity
-from results.limits import Stories, count_waits, limits_of
+from results.limits import Offered, limits_of
 from results.metrics import Peaks, RunStatus, summarize
 from results.perfetto import MAX_BATCHES, write_trace
 from results.rundir import BATCHES, PLOTS, SUMMARY, TRACE, RunDirectory
@@ -61,9 +61,9 @@ def write_outputs(
         attempt(directory.batches.close)
         attempt(lambda: directory.requests.finish(log.records.values()))
         attempt(write_more)
-        stories = Stories()
+        offered = Offered()
         summary = summarize(
-            stories.of(directory.requests.records()),
+            offered.of(directory.requests.records()),
             log.totals,
             Peaks.of(scheduler),
             replace(identity, policy_options=changed_options(scheduler.policy)),
@@ -74,8 +74,7 @@ def write_outputs(
         extra = extra or {}
         if faults:
             _write_failed(directory, {**summary, **extra}, faults[0])
-        waits = count_waits(directory.path / BATCHES, stories, scheduler.settings.max_num_seqs)
-        summary |= {**limits_of(summary, stories, waits), **extra}
+        summary |= {**limits_of(summary, offered, log.totals), **extra}
         directory.write_summary(summary)
     if ctrl_c.is_pressed:
         raise KeyboardInterrupt

@@ -131,9 +131,8 @@ def test_during_a_run_the_log_holds_no_record_of_a_request_that_has_ended() -> N
     ended: list[RequestRecord] = []
     engine = Watched(
         scheduler,
-        Clients(requests),
+        Clients(requests, patience_ns=dict.fromkeys(range(0, 200, 7), 5000)),
         RunLog(io.StringIO(), ended.append),
-        dict.fromkeys(range(0, 200, 7), 5000),
     )
     drive(engine, World())
     assert 1 <= engine.most_records < 10 and not engine.log.records

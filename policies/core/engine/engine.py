@@ -45,6 +45,7 @@ class Engine:
             if len(in_flight) < inflight:
                 batch = scheduler.form_batch(self.now_ns)
                 if batch is not None:
+                    self.log.formed(self.now_ns, scheduler.lacks)
                     for item in batch.transfers.preemptions:
                         self.log.records[item.request_id].preemptions += 1
                     self._hear((yield Submit(batch)))

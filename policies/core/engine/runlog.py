@@ -76,7 +76,8 @@ class BatchTotals:
     `idle_ns` is device time between batches: from one's end to the next one's start. Of it, `idle_host_ns` is
     while the host chose, packed and launched the next one, and `idle_launch_ns` after that; the rest is
     before the next batch was thought of. `select_ns` and `host_ns` count batches by their host time to 10 ns:
-    few entries, however long the run.
+    few entries, however long the run. Somebody waited `waited_for_places_ns` because all places were taken,
+    and `waited_for_kv_ns` because the KV pool had no room, each from one batch's forming to the next one's.
     """
 
     recurrent_invocations: int = 0
@@ -85,6 +86,8 @@ class BatchTotals:
     idle_host_ns: int = 0
     idle_launch_ns: int = 0
     by_stage: dict[Stage, StageTotals] = field(default_factory=dict)
+    waited_for_places_ns: int = 0
+    waited_for_kv_ns: int = 0
     first_started_ns: int | None = None
     last_finished_ns: int = 0
     select_ns: Counter[int] = field(default_factory=Counter)
@@ -125,6 +128,8 @@ class RunLog:
         self._batches = batches
         self._on_ended = on_ended
         self._arrived: set[int] = set()
+        self._lacks: str | None = None
+        self._formed_ns = 0
         if batches is not None:
             batches.write(",".join(BATCH_COLUMNS) + "\n")
 
@@ -149,6 +154,15 @@ class RunLog:
         record.finished_ns = finished_ns
         self._on_ended(record)
         return record
+
+    def formed(self, now_ns: int, lacks: str | None) -> None:
+        """A batch is formed, and whoever still waits `lacks` a place or room in the KV pool (None: nobody
+        waits). The time until the next one is formed counts for that."""
+        if self._lacks == "places":
+            self.totals.waited_for_places_ns += now_ns - self._formed_ns
+        elif self._lacks == "kv":
+            self.totals.waited_for_kv_ns += now_ns - self._formed_ns
+        self._lacks, self._formed_ns = lacks, now_ns
 
     def completed(self, batch: ExecutionBatch, completion: Completion) -> None:
         totals, work = self.totals, batch.work

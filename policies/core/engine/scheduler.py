@@ -70,6 +70,14 @@ class Scheduler:
     def has_requests(self) -> bool:
         return bool(self.running) or len(self.waiting) > 0
 
+    @property
+    def lacks(self) -> str | None:
+        """What whoever still waits after a batch was formed waits for: `places` when all are taken, else room
+        in the `kv` pool; None when nobody does."""
+        if not len(self.waiting):
+            return None
+        return "places" if len(self.running) == self.settings.max_num_seqs else "kv"
+
     def refusal(self, request: Request) -> str | None:
         """Why `request` can never run, with the numbers, or None."""
         return self.residents.refusal(request)
