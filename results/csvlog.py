@@ -6,6 +6,7 @@ reads as if that column were empty.
 """
 
 import csv
+import io
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from policies.core.errors import InputError
+from policies.process.documents import open_regular
 from policies.process.sentences import shown
 
 Fields = Mapping[str, str]
@@ -69,7 +71,7 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """
     csv.field_size_limit(sys.maxsize)  # the token times of one long request are more than csv's 128 KiB
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(open_regular(path, "a log"), encoding="utf-8", newline="") as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             not_yet = dict.fromkeys(_check_header(header, path, columns), "")

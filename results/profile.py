@@ -33,6 +33,7 @@ from typing import TextIO
 
 from policies.core.errors import InputError
 from policies.core.seam.batch import ScheduledRange, Stage, Work
+from policies.process.documents import MAX_JSON_BYTES, read_text
 from results.batchlog import parse_ranges
 
 SCHEMA = "1"
@@ -183,11 +184,7 @@ def read_profile(path: Path) -> Profile:
 def read_part(path: Path) -> Profile:
     """What there is of a profile; a last line that was not written to its end is left out. Otherwise like
     `read_profile`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise InputError(f"{path}: cannot be read: {reason}, expected a profile") from None
+    text = read_text(path, "a profile", MAX_JSON_BYTES)
     lines = text.splitlines()
     if text and not text.endswith("\n"):
         lines.pop()

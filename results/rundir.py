@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from policies.core.errors import InputError
+from policies.process.documents import open_regular
 from results.files import GrowingFile, cannot_write, drafted, user_file
 from results.identity import RunIdentity
 from results.requestlog import RequestFile
@@ -91,9 +92,9 @@ class RunDirectory:
 def is_run_directory(path: Path) -> bool:
     """Whether `results` made this directory: its `config.yaml` starts with our marker."""
     try:
-        with open(path / CONFIG, encoding="utf-8") as file:
-            return file.readline() == MARKER
-    except (OSError, UnicodeDecodeError):
+        with open_regular(path / CONFIG, "the config of a run") as file:
+            return file.read(len(MARKER.encode())) == MARKER.encode()
+    except (InputError, OSError):
         return False
 
 

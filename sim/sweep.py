@@ -6,6 +6,7 @@ cells over a cluster.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
     """The cells of a sweep file, each with its directory below `out`. Raises `InputError`, also when two are
     the same run."""
     cells: dict[Path, Cell] = {}
+    for folder in (out, *out.parents):
+        if os.path.lexists(folder) and not os.path.isdir(folder):
+            raise InputError(f"--out {out}: {folder} is no folder, expected one to write the cells to")
     grid = load_grid(path, overrides)
     labels = workload_labels([(axes, config.resolved) for axes, config in grid])
     for (axes, config), label in zip(grid, labels, strict=True):

@@ -446,7 +446,7 @@ def test_a_directory_that_is_no_whole_run_is_one_line_and_status_2(
     (tmp_path / "empty").mkdir()
     assert "not a run directory" in refused(tmp_path / "empty")
     (run / "batches.csv").rename(run / "elsewhere.csv")
-    assert "batches.csv: cannot be read: No such file or directory" in refused(run)
+    assert "batches.csv: no such file, expected a log" in refused(run)
     (run / "elsewhere.csv").rename(run / "batches.csv")
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("name: wcpb", "name: wcbp"))

@@ -126,5 +126,5 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InputError, match=name):
             read_profile(tmp_path / name)
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="no such file"):
         read_profile(tmp_path / "missing.csv")

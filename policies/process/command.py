@@ -4,17 +4,24 @@ never a traceback."""
 import argparse
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
 from policies.process.interrupt import raise_on_signals
 from policies.process.output import plain_warnings
-from policies.process.sentences import one_line
+from policies.process.sentences import one_line, shown
 from policies.process.start import is_ours, missing
 
 
 class OneLineParser(argparse.ArgumentParser):
     """An argument parser whose complaints are one line, without the usage text before it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As inherited; a text that no system takes as a name is refused."""
+        for text in sys.argv[1:] if args is None else args:
+            if "\0" in text or any("\ud800" <= letter < "\udc80" for letter in text):
+                self.error(f"{shown(text)}: expected a text without NUL and half characters")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, one_line(f"{self.prog}: {message}; see {self.prog} --help") + "\n")
