@@ -11,7 +11,7 @@ from executor.errors import RunError
 from policies.config.grid import load_grid
 from policies.config.runconfig import load_config
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
-from policies.process.command import OneLineParser, exit_status
+from policies.process.command import OneLineParser, add_objectives, exit_status
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -87,6 +87,8 @@ def main(arguments: Sequence[str]) -> int:
     peer.add_argument("--model", default="ouro-1.4b", metavar="NAME")
     peer.add_argument("--out", type=Path, default=Path("results/runs/peer-bench"), metavar="DIR")
     peer.set_defaults(action=_peer_bench)
+    for command in (run, sweep):
+        add_objectives(command)
     for command in (run, sweep, diagnose, preserve, bench):
         command.add_argument("--device", default="cuda", metavar="cuda|cpu")
         command.add_argument(

@@ -132,6 +132,8 @@ def execute(
             engine.scheduler,
             identity,
             config=config.resolved,
+            objectives=config.slo,
+            window=config.measure,
             status=ending.status,
             plots=plots,
             trace=plots,

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import WriteError
+from policies.core.seam.objectives import EVERYTHING, Objectives, Window
 from policies.core.seam.policy import Policy
 from policies.process.interrupt import CtrlC
 from policies.process.sentences import one_line
@@ -18,6 +19,7 @@ from results.limits import Offered, limits_of
 from results.metrics import Peaks, RunStatus, summarize
 from results.perfetto import MAX_BATCHES, write_trace
 from results.rundir import BATCHES, PLOTS, SUMMARY, TRACE, RunDirectory
+from results.window import Span, totals_within
 
 
 def write_outputs(
@@ -27,6 +29,8 @@ def write_outputs(
     identity: RunIdentity,
     *,
     config: Mapping[str, Any],
+    objectives: Objectives | None = None,
+    window: Window = EVERYTHING,
     status: RunStatus = "complete",
     plots: bool = True,
     trace: bool = True,
@@ -39,7 +43,8 @@ def write_outputs(
 ) -> dict[str, Any]:
     """Finish `directory` and return the summary; its `status` is `failed` when no request finished.
 
-    `config` is the resolved mapping that `directory` was created with. Call this once, after the engine's
+    `config` is the resolved mapping that `directory` was created with; `objectives` judge the run and
+    `window` says which part of it counts. Call this once, after the engine's
     generator ended, or with `status="interrupted"` after a `KeyboardInterrupt`: a run that did not complete
     keeps its requests and batches and gets its summary at once, without trace and pictures. A sweep passes
     `plots=False, trace=False` for its cells. `write_more` writes what one world leaves beside.
@@ -61,13 +66,19 @@ def write_outputs(
         attempt(directory.batches.close)
         attempt(lambda: directory.requests.finish(log.records.values()))
         attempt(write_more)
-        offered = Offered()
+        offered, span = Offered(), Span.of(directory.requests.records(), window)
+        measured = log.totals
+        if not span.is_whole and not faults:
+            measured = totals_within(read_batches(directory.path / BATCHES), span)
         summary = summarize(
-            offered.of(directory.requests.records()),
+            offered.of(directory.requests.records(), span),
             log.totals,
             Peaks.of(scheduler),
             replace(identity, policy_options=changed_options(scheduler.policy)),
             status=status,
+            objectives=objectives,
+            span=span,
+            measured=measured,
             skipped_rows=skipped_rows,
             notes=notes,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from policies.core.engine.runlog import BatchTotals, RequestRecord
 from policies.core.seam.request import Status
+from results.window import WHOLE, Span, run_s
 
 FULL_SHARE, BUSY_SHARE = 0.1, 0.95
 """From which part of the time on requests waited for it, the places or the KV pool limited a run; and from
@@ -23,10 +24,10 @@ class Offered:
     def __init__(self) -> None:
         self._count, self._first_ns, self._last_ns = 0, 0, 0
 
-    def of(self, records: Iterable[RequestRecord]) -> Iterator[RequestRecord]:
-        """`records` as they are, each noted; who is refused does not count."""
+    def of(self, records: Iterable[RequestRecord], span: Span = WHOLE) -> Iterator[RequestRecord]:
+        """`records` as they are, each noted; who is refused or arrives outside of `span` does not count."""
         for record in records:
-            if record.status is not Status.REFUSED:
+            if record.status is not Status.REFUSED and span.has_request(record):
                 arrival_ns = record.request.arrival_ns
                 self._first_ns = min(self._first_ns, arrival_ns) if self._count else arrival_ns
                 self._last_ns = max(self._last_ns, arrival_ns)
@@ -48,7 +49,7 @@ def limits_of(summary: Mapping[str, Any], offered: Offered, totals: BatchTotals)
     `device` when it was busy for 95 % of the time; else `host` when more than half of its idle time was the
     host's; else `arrivals`: there was nothing more to do. None without a batch.
     """
-    duration_ns, idle_s = summary["duration_s"] * 1e9, summary["device_idle_s"]
+    duration_ns, idle_s = run_s(summary) * 1e9, summary["device_idle_s"]
     host_s = summary["device_idle_host_s"] + summary["device_idle_launch_s"]
     limited_by = None
     if summary["num_batches"]:

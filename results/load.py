@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from policies.core.engine.runlog import BATCH_COLUMNS
@@ -14,6 +15,7 @@ from policies.process.documents import MAX_CONFIG_BYTES, parse_yaml, read_text
 from results.batchlog import LoggedBatch, read_batches
 from results.frames import BATCHES_PER_PIECE, batch_frames, requests_frame
 from results.identity import policy_label, printable
+from results.latency import Latencies
 from results.rundir import BATCHES, CONFIG, REQUESTS, SUMMARY, is_run_directory
 from results.summaryfile import read_summary
 
@@ -46,6 +48,19 @@ class Run:
     def requests(self) -> pd.DataFrame:
         """`requests.csv` as a table (see `results.frames.requests_frame`)."""
         return requests_frame(self.path / REQUESTS)
+
+    def latencies(self) -> Latencies:
+        """Latencies of its requests, those that count."""
+        requests, measured = self.requests(), self.summary.get("measured")
+        if measured:
+            order = np.lexsort((requests["request_id"], requests["arrival_ns"]))
+            requests = requests.iloc[order[measured["skip_requests"] :]]
+            arrival_ns = requests["arrival_ns"]
+            is_in = arrival_ns >= (measured["from_ns"] or 0)
+            if measured["to_ns"] is not None:
+                is_in &= arrival_ns < measured["to_ns"]
+            requests = requests[is_in]
+        return Latencies.of_frame(requests)
 
     @property
     def has_logs(self) -> bool:

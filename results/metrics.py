@@ -7,17 +7,23 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
     request_throughput            finished requests / duration_s
     prompt_token_throughput       prompt tokens of finished requests / duration_s
     output_token_throughput       output tokens of finished requests / duration_s
+    cancelled_output_token_throughput   output tokens of cancelled requests / duration_s
     ttft_ms, itl_ms, tpot_ms, e2e_ms   see `results.latency`
+    own_itl_mean_ms, own_itl_p99_ms   mean and p99 of each request's own gaps, where itl_ms pools all gaps
     queue_ms                      first scheduled - arrival, of every request that got a token
     rows_per_recurrent_invocation sum over batches of loop_count x rows / sum of loop_count
     num_cancelled                 requests whose client hung up first: what they got until then counts in
-                                  ttft_ms, itl_ms and queue_ms; tpot_ms, e2e_ms and the throughputs are of
-                                  finished requests alone
+                                  ttft_ms, itl_ms, own_itl_* and queue_ms; tpot_ms, e2e_ms and the
+                                  throughputs are of finished requests alone
     gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
     tokens_by_loops, loops_saved  decoded tokens (all but first ones) by the loops they ran, and the loops
                                   they did not run
     select_us, prepare_us         host time of a batch: choosing it; packing and launching it
     limit_fraction                sum of physical limits / sum of device times; None without limits
+    slo                           objectives, who met them, and goodput: see `results.goodput`
+    measured                      what a `measure` left out (`results.window`): then duration_s is the length
+                                  of the span, latencies are of requests that arrived in it, throughputs of
+                                  what ended in it; counts, tokens and peaks are of the whole run
     device_idle_s                 device time between batches; _host_s of it while the host chose, packed and
                                   launched the next one, _launch_s from then to its start, the rest before
                                   (no work, or a host that collects)
@@ -40,9 +46,12 @@ from numpy.typing import NDArray
 from policies.core.engine.runlog import BatchTotals, RequestRecord, StageTotals
 from policies.core.engine.scheduler import Scheduler
 from policies.core.seam.events import COMPONENTS
+from policies.core.seam.objectives import Objectives
 from policies.core.seam.request import Status
+from results.goodput import Goodput
 from results.identity import RunIdentity
 from results.latency import Samples
+from results.window import WHOLE, Span, note_of
 
 RunStatus = Literal["complete", "interrupted", "failed"]
 LATENCIES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
@@ -86,6 +95,24 @@ class Peaks:
 
 
 @dataclass(slots=True)
+class Served:
+    """What throughputs count: of the whole run, or of what ended within the measured span."""
+
+    finished: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cancelled_output_tokens: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        if record.status is Status.FINISHED:
+            self.finished += 1
+            self.prompt_tokens += record.request.prompt_tokens
+            self.output_tokens += record.output_tokens
+        elif record.status is Status.CANCELLED:
+            self.cancelled_output_tokens += record.output_tokens
+
+
+@dataclass(slots=True)
 class RequestTotals:
     """Sums and samples over records, which are taken one after another and not kept: a run may have more than
     memory holds."""
@@ -93,15 +120,20 @@ class RequestTotals:
     by_status: Counter[Status] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     first_arrival_ns: int | None = None
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    served: Served = field(default_factory=Served)
+    served_within: Served = field(default_factory=Served)
     preemptions: int = 0
+    num_measured: int = 0
     queue_ns: "array[int]" = field(default_factory=lambda: array("q"))
     samples: Samples = field(default_factory=Samples)
+    span: Span = WHOLE
+    goodput: Goodput | None = None
 
     @classmethod
-    def of(cls, records: Iterable[RequestRecord]) -> "RequestTotals":
-        totals = cls()
+    def of(
+        cls, records: Iterable[RequestRecord], span: Span = WHOLE, objectives: Objectives | None = None
+    ) -> "RequestTotals":
+        totals = cls(span=span, goodput=Goodput(objectives) if objectives else None)
         for record in records:
             totals.add(record)
         return totals
@@ -112,16 +144,22 @@ class RequestTotals:
         self.preemptions += record.preemptions
         if self.first_arrival_ns is None or request.arrival_ns < self.first_arrival_ns:
             self.first_arrival_ns = request.arrival_ns
-        if record.first_scheduled_ns is not None:
+        is_measured = self.span.has_request(record)
+        has_ended = record.finished_ns is not None and self.span.has(record.finished_ns)
+        self.num_measured += is_measured
+        if self.goodput is not None:
+            self.goodput.add(record, is_measured, has_ended)
+        if record.first_scheduled_ns is not None and is_measured:
             self.queue_ns.append(record.first_scheduled_ns - request.arrival_ns)
         if status is Status.REFUSED:
             self.refusals[record.reason] += 1
-        elif status is Status.FINISHED:
-            self.prompt_tokens += request.prompt_tokens
-            self.output_tokens += record.output_tokens
-        self.samples.add(
-            request.arrival_ns, np.frombuffer(record.token_ns, dtype=np.int64), status is Status.FINISHED
-        )
+        self.served.add(record)
+        if has_ended:
+            self.served_within.add(record)
+        if is_measured:
+            self.samples.add(
+                request.arrival_ns, np.frombuffer(record.token_ns, dtype=np.int64), status is Status.FINISHED
+            )
 
 
 def summarize(
@@ -131,6 +169,9 @@ def summarize(
     identity: RunIdentity,
     *,
     status: RunStatus = "complete",
+    objectives: Objectives | None = None,
+    span: Span = WHOLE,
+    measured: BatchTotals | None = None,
     skipped_rows: int = 0,
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
@@ -138,12 +179,14 @@ def summarize(
     """Everything in `summary.json`, in its order; ready for JSON.
 
     `records` are those of all requests that arrived, in that order, read once (after a full disk: those that
-    it holds). `totals` are the log's sums over batches. `status` is how the run ended; a run that completes
+    it holds). `totals` are the log's sums over batches, `measured` those over the batches of `span` where
+    that is not the whole run. `status` is how the run ended; a run that completes
     without one finished request is `failed`, because it shows nothing. `skipped_rows` counts workload rows
     that were not run (failed rows of a trace). `extra` adds keys, for instance the executor's
     `output_token_sha256`; it cannot replace one. Raises `ValueError` when it tries.
     """
-    requests = RequestTotals.of(records)
+    requests = RequestTotals.of(records, span, objectives)
+    run_totals, totals = totals, measured or totals
     by_status, num_requests, num_finished = (
         requests.by_status,
         requests.by_status.total(),
@@ -155,7 +198,10 @@ def summarize(
         notes.append(f"no request finished, of {num_requests}")
 
     first_arrival_ns = requests.first_arrival_ns or 0
-    duration_s = max(totals.last_finished_ns - first_arrival_ns, 0) / 1e9
+    from_ns = first_arrival_ns if span.from_ns is None else span.from_ns
+    to_ns = totals.last_finished_ns if span.to_ns is None else min(span.to_ns, run_totals.last_finished_ns)
+    duration_s = max(to_ns - from_ns, 0) / 1e9
+    served, within, goodput = requests.served, requests.served_within, requests.goodput
     busy_span_ns = totals.last_finished_ns - (totals.first_started_ns or 0)
     latencies = requests.samples.latencies()
     summary: dict[str, Any] = {
@@ -170,13 +216,17 @@ def summarize(
         "skipped_rows": skipped_rows,
         "first_arrival_ns": first_arrival_ns,
         "duration_s": duration_s,
-        "prompt_tokens": requests.prompt_tokens,
-        "output_tokens": requests.output_tokens,
-        "request_throughput": ratio(num_finished, duration_s),
-        "prompt_token_throughput": ratio(requests.prompt_tokens, duration_s),
-        "output_token_throughput": ratio(requests.output_tokens, duration_s),
+        "prompt_tokens": served.prompt_tokens,
+        "output_tokens": served.output_tokens,
+        "cancelled_output_tokens": served.cancelled_output_tokens,
+        "request_throughput": ratio(within.finished, duration_s),
+        "prompt_token_throughput": ratio(within.prompt_tokens, duration_s),
+        "output_token_throughput": ratio(within.output_tokens, duration_s),
+        "cancelled_output_token_throughput": ratio(within.cancelled_output_tokens, duration_s),
         "ttft_ms": distribution(latencies.ttft_ns, 1e6),
         "itl_ms": distribution(latencies.itl_ns, 1e6),
+        "own_itl_mean_ms": distribution(latencies.own_itl_mean_ns, 1e6),
+        "own_itl_p99_ms": distribution(latencies.own_itl_p99_ns, 1e6),
         "tpot_ms": distribution(latencies.tpot_ns, 1e6),
         "e2e_ms": distribution(latencies.e2e_ns, 1e6),
         "queue_ms": distribution(np.array(requests.queue_ns, dtype=np.int64), 1e6),
@@ -210,6 +260,13 @@ def summarize(
         "prepare_us": counted_distribution(totals.host_ns, 1e3),
         "notes": notes,
     }
+    if goodput is not None:
+        summary["slo"] = goodput.as_summary(duration_s)
+    if not span.is_whole:
+        summary["measured"] = span.as_summary(
+            first_arrival_ns, num_requests - requests.num_measured, run_totals, totals
+        )
+        notes.append(note_of(summary["measured"], num_requests))
     for key, value in (extra or {}).items():
         if key in summary:
             raise ValueError(f"extra key {key!r} is already in the summary")

@@ -14,7 +14,7 @@ from results.load import Run
 from results.plots.gallery import MAX_WORKLOADS, draw_pictures, pictures_of_runs
 from results.requestlog import read_requests
 from results.rundir import CONFIG, MARKER, REQUESTS
-from results.table import COLUMNS, LEGEND, MIN_LEAD, table_lines
+from results.table import LEGEND, MIN_LEAD, columns_of, table_lines
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2937; background: #fff;
@@ -79,13 +79,15 @@ def _names(runs: Sequence[Run]) -> str:
 
 
 def _table(runs: Sequence[Run]) -> str:
+    summaries = [run.summary for run in runs]
     heads = "".join(f"<th class='name'>{name}</th>" for name in ("workload", "policy", "chunk", "requests"))
     heads += "".join(
-        f"<th>{html.escape(column.head)}<br>{html.escape(column.unit)}</th>" for column in COLUMNS
+        f"<th>{html.escape(column.head)}<br>{html.escape(column.unit)}</th>"
+        for column in columns_of(summaries)
     )
     heads += "<th class='name'>limited<br>by</th>"
     rows, previous = [], None
-    for line in table_lines([run.summary for run in runs]):
+    for line in table_lines(summaries):
         names = "".join(
             f"<td class='name'>{html.escape(text)}</td>"
             for text in (line.workload, line.policy, line.chunk, line.requests)

@@ -38,6 +38,22 @@ class Stage(_Part):
     components_s: dict[str, Number]
 
 
+class Slo(_Part):
+    ttft_ms: Number | None = None
+    itl_ms: Number | None = None
+    tpot_ms: Number | None = None
+    e2e_ms: Number | None = None
+    share_met: Number | None
+    goodput: Number | None
+
+
+class Measured(_Part):
+    skip_requests: Count
+    from_ns: Annotated[int, Field(ge=-(1 << 62), lt=1 << 63)] | None
+    to_ns: Annotated[int, Field(ge=-(1 << 62), lt=1 << 63)] | None
+    run_s: Seconds
+
+
 class Summary(_Part):
     """The keys that readers use."""
 
@@ -81,6 +97,8 @@ class Summary(_Part):
     padded_row_fraction: Number | None = None
     queue_ms: Statistics | None = None
     offered_request_rate: Number | None = None
+    slo: Slo | None = None
+    measured: Measured | None = None
     waited_for_places_s: Seconds = 0.0
     waited_for_kv_s: Seconds = 0.0
     limited_by: Name | None = None

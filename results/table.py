@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from results.identity import policy_label, policy_order, printable
+from results.window import run_s
 
 Summary = Mapping[str, Any]
 MIN_LEAD = 0.01
@@ -35,6 +36,8 @@ class Column:
     value: Callable[[Summary], float | None]
     form: str
     best: Callable[[Sequence[float]], float] | None = None
+    is_optional: bool = False
+    """It has no place in a table where no run has it."""
 
 
 def _latency(name: str, statistic: str) -> Callable[[Summary], float | None]:
@@ -45,11 +48,17 @@ def _key(name: str) -> Callable[[Summary], float | None]:
     return lambda summary: summary[name]
 
 
+def _slo(name: str) -> Callable[[Summary], float | None]:
+    return lambda summary: (summary.get("slo") or {}).get(name)
+
+
 COLUMNS = (
     Column("offered", "/s", lambda summary: summary.get("offered_request_rate"), ",.3f"),
     Column("prompt", "tok/s", _key("prompt_token_throughput"), ",.1f", max),
     Column("output", "tok/s", _key("output_token_throughput"), ",.1f", max),
     Column("requests", "/s", _key("request_throughput"), ",.3f", max),
+    Column("SLO", "met", _slo("share_met"), ".1%", max, is_optional=True),
+    Column("goodput", "/s", _slo("goodput"), ",.3f", max, is_optional=True),
     Column("wait p99", "ms", lambda summary: (summary.get("queue_ms") or {}).get("p99"), ",.1f"),
     Column("TTFT p50", "ms", _latency("ttft_ms", "p50"), ",.1f", min),
     Column("TTFT p99", "ms", _latency("ttft_ms", "p99"), ",.1f", min),
@@ -66,8 +75,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One run as text: names, then a cell per `COLUMNS` entry with whether it is its workload's best, then
-    what limited it."""
+    """One run as text: names, then a cell per column of `columns_of` with whether it is its workload's best,
+    then what limited it."""
 
     workload: str
     policy: str
@@ -75,6 +84,15 @@ class Line:
     requests: str
     cells: tuple[tuple[str, bool], ...]
     limit: str
+
+
+def columns_of(summaries: Sequence[Summary]) -> list[Column]:
+    """The columns of a table of `summaries`."""
+    return [
+        column
+        for column in COLUMNS
+        if not column.is_optional or any(column.value(item) is not None for item in summaries)
+    ]
 
 
 def table_lines(summaries: Sequence[Summary]) -> list[Line]:
@@ -94,17 +112,19 @@ def table_lines(summaries: Sequence[Summary]) -> list[Line]:
             policy_order(policy_label(item)),
         ),
     )
+    columns = columns_of(summaries)
     best = {
-        workload: _best([item for item in summaries if _group(item) == workload]) for workload in workloads
+        workload: _best([item for item in summaries if _group(item) == workload], columns)
+        for workload in workloads
     }
     several = len({(item["model"], item["device"], item.get("world")) for item in summaries}) > 1
     lines = []
     for item in ordered:
-        texts = [_format(column.value(item), column.form) for column in COLUMNS]
+        texts = [_format(column.value(item), column.form) for column in columns]
         can_win = item["status"] == "complete"
         cells = tuple(
             (text, can_win and _is_as_good(column.value(item), winner))
-            for text, winner, column in zip(texts, best[_group(item)], COLUMNS, strict=True)
+            for text, winner, column in zip(texts, best[_group(item)], columns, strict=True)
         )
         name = printable(item["workload"] + (f" · {_place(item)}" if several else ""))
         policy = policy_label(item) + ("" if can_win else f" ({item['status']})")
@@ -138,7 +158,7 @@ def comparison_table(summaries: Sequence[Summary], marks_best: bool = False) -> 
         ("requests\nfinished", "right"),
     ):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for column in COLUMNS:
+    for column in columns_of(summaries):
         table.add_column(f"{column.head}\n{column.unit}", justify="right", no_wrap=True)
     table.add_column("limited\nby", no_wrap=True)
     previous = None
@@ -194,18 +214,18 @@ def _group(summary: Summary) -> tuple[str, ...]:
 def _limit(summary: Summary) -> str:
     """`places 87%` or `kv 12%` of the time in which somebody waited for it; else what it was, without a
     share."""
-    name, duration_s = summary.get("limited_by") or "-", summary["duration_s"]
+    name, duration_s = summary.get("limited_by") or "-", run_s(summary)
     waited_s = summary.get(f"waited_for_{name}_s")
     return printable(name if waited_s is None or not duration_s else f"{name} {waited_s / duration_s:.0%}")
 
 
-def _best(summaries: Sequence[Summary]) -> list[float | None]:
+def _best(summaries: Sequence[Summary], columns: Sequence[Column]) -> list[float | None]:
     """The winning value of every column among complete runs, None where nothing wins.
 
     A column has a winner when some run is worse than it by more than `MIN_LEAD`.
     """
     found: list[float | None] = []
-    for column in COLUMNS:
+    for column in columns:
         values = [
             value
             for item in summaries

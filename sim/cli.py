@@ -10,7 +10,7 @@ from pathlib import Path
 from policies.config.runconfig import load_config
 from policies.core.errors import InputError
 from policies.core.seam.batch import Stage
-from policies.process.command import OneLineParser, exit_status
+from policies.process.command import OneLineParser, add_objectives, exit_status
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -89,6 +89,7 @@ def main(arguments: Sequence[str]) -> int:
             metavar="a.b=c",
             help="override a config key; may be repeated",
         )
+        add_objectives(command)
         command.add_argument("--out", type=Path, default=None, metavar="DIR")
     options = parser.parse_args(arguments)
     return exit_status("sim", lambda: int(options.action(options)))

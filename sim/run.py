@@ -20,6 +20,7 @@ from policies.core.errors import InputError, WriteError
 from policies.core.models.shape import ModelShape
 from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import ExitOracle
+from policies.costs.alone import out_of_reach
 from policies.costs.latency import LatencyModel
 from policies.costs.models import device_sha256, load_device
 from policies.process.interrupt import CtrlC
@@ -67,6 +68,10 @@ class Simulation:
         exits = exit_oracle(config.exit, model.num_loops, workload, config.seed)
         has_prefixes = any(request.content_ids for request in workload.requests)
         notes = (latency.provenance, *ignored_keys(config, "sim", has_prefixes), *workload.notes)
+        if config.slo is not None:
+            prompts = [request.prompt_tokens for request in workload.requests]
+            rule, budget = config.exit.rule(model.num_loops), config.scheduler.max_num_batched_tokens
+            notes += tuple(out_of_reach(config.slo, latency, rule, prompts, budget))
         simulation = cls(config, model, latency, workload, exits, notes)
         simulation.engine()  # refuses a KV pool that is too small before there is a directory
         return simulation
@@ -149,6 +154,8 @@ def simulate(
             engine.scheduler,
             identity,
             config=config.resolved,
+            objectives=config.slo,
+            window=config.measure,
             status=status,
             plots=plots,
             trace=plots,

@@ -13,6 +13,7 @@ from policies.config.overrides import apply_overrides
 from policies.config.runconfig import SECTIONS, SamplingSettings, parse_config
 from policies.core.errors import InputError
 from policies.core.seam.exits import ExitSettings
+from policies.core.seam.objectives import Objectives, Window
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
 from sim.run import simulate
@@ -47,6 +48,12 @@ CASES: list[tuple[str, list[str], str]] = [
     ("changes", ["policy=wcpb"], "policy.mix_decode=false"),
     ("changes", ["policy=wcpb"], "policy.fuse_prelude=false"),
     ("changes", [], "seed=1"),
+    *(("changes", [], f"slo.{name}=20") for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")),
+    ("changes", ["slo.ttft_ms=20"], "slo.share=0.5"),
+    ("refused", [], "slo.share=0.5"),
+    ("changes", [], "measure.skip_requests=3"),
+    ("changes", [], "measure.skip_s=0.001"),
+    ("changes", [], "measure.until_s=0.002"),
     ("refused", [], "model_shape={}"),
     ("changes", [], "scheduler.max_num_seqs=1"),
     ("changes", [], "scheduler.max_num_batched_tokens=32"),
@@ -136,7 +143,9 @@ def outcome(folder: Path, overrides: list[str], out: str) -> tuple[bytes, list[s
     """The logs and the notes of a run."""
     config = parse_config(apply_overrides(BASE, overrides), folder, "test.yaml")
     path, summary = simulate(config, folder / out, plots=False)
-    return (path / "batches.csv").read_bytes() + (path / "requests.csv").read_bytes(), summary["notes"]
+    judged = json.dumps([summary.get(key) for key in ("slo", "measured", "ttft_ms", "request_throughput")])
+    logs = (path / "batches.csv").read_bytes() + (path / "requests.csv").read_bytes()
+    return logs + judged.encode(), summary["notes"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +172,7 @@ def test_the_walk_leaves_no_key_out() -> None:
     walked = {override.partition("=")[0] for _, _, override in CASES}
     sections = {
         "scheduler": SchedulerSettings, "cache": CacheSettings, "exit": ExitSettings,
-        "sampling": SamplingSettings, "policy": POLICIES["wcpb"],
+        "sampling": SamplingSettings, "policy": POLICIES["wcpb"], "slo": Objectives, "measure": Window,
     }  # fmt: skip
     keys = {f"{name}.{item.name}" for name, kind in sections.items() for item in dataclasses.fields(kind)}
     keys |= {

@@ -24,6 +24,7 @@ from policies.core.bounds import LARGEST, Within
 from policies.core.errors import InputError
 from policies.core.models.shape import HUB_MODELS, SHIPPED_MODELS, ModelShape
 from policies.core.seam.exits import ExitSettings
+from policies.core.seam.objectives import EVERYTHING, LATENCIES, Objectives, Window
 from policies.core.seam.policy import Policy
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.process.documents import LARGEST_INT, open_regular
@@ -53,7 +54,8 @@ class _Plain:
 
 
 SECTIONS = (
-    "model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed", "model_shape",
+    "model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed", "slo",
+    "measure", "model_shape",
 )  # fmt: skip
 
 
@@ -78,6 +80,8 @@ class RunConfig:
     base_dir: Path
     where: str
     resolved: Mapping[str, Any] = field(repr=False)
+    slo: Objectives | None = None
+    measure: Window = EVERYTHING
     model_shape: ModelShape | None = None
 
     def with_blocks(self, num_blocks: int) -> "RunConfig":
@@ -115,6 +119,8 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
         scheduler = dataclasses.replace(scheduler, prefill_chunk_size=1)
     exit_settings = parse_section(ExitSettings, raw.get("exit"), where, "exit")
     sampling = parse_section(SamplingSettings, raw.get("sampling"), where, "sampling")
+    slo = parse_objectives(raw["slo"], where) if raw.get("slo") is not None else None
+    measure = parse_section(Window, raw.get("measure"), where, "measure")
     workload = raw.get("workload")
     if not isinstance(workload, Mapping):
         raise InputError(
@@ -155,7 +161,12 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
             "workload": copy.deepcopy(workload),
             "sampling": dataclasses.asdict(sampling),
             "seed": plain.seed,
+            # Only where something is said: runs that were recorded before keep their hashes.
+            **({"slo": {**slo.limits_ms, "share": slo.share}} if slo else {}),
+            **({"measure": dataclasses.asdict(measure)} if measure != EVERYTHING else {}),
         },
+        slo,
+        measure,
     )
     shape = shape or HUB_MODELS.get(model) or (shape_from_hf_config(Path(model)) if has_path else None)
     return config if shape is None else config.with_shape(shape)
@@ -192,6 +203,14 @@ def parse_policy(raw: object, where: str) -> Policy:
         raise InputError(f"{where}: policy.name: unknown policy {shown(name)}{nearest(name, POLICIES)}")
     options = {key: value for key, value in raw.items() if key != "name"}
     return parse_section(POLICIES[name], options, where, "policy")
+
+
+def parse_objectives(raw: object, where: str) -> Objectives:
+    """The objectives of a `slo` section, at least one."""
+    slo = parse_section(Objectives, raw, where, "slo")
+    if not slo.limits_ms:
+        raise InputError(f"{where}: slo: names no objective, expected {', '.join(LATENCIES[:-1])} or e2e_ms")
+    return slo
 
 
 def parse_section(kind: type[T], raw: object, where: str, section: str) -> T:

@@ -27,6 +27,27 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, one_line(f"{self.prog}: {message}; see {self.prog} --help") + "\n")
 
 
+def add_objectives(command: argparse.ArgumentParser) -> None:
+    """`--slo ttft_ms=500,itl_ms=20`, among the overrides of `--set`."""
+    command.add_argument(
+        "--slo",
+        dest="set",
+        action="append",
+        default=argparse.SUPPRESS,
+        type=_slo_override,
+        metavar="ttft_ms=500,itl_ms=20",
+        help="objectives to judge by: ttft_ms, itl_ms, tpot_ms, e2e_ms, share",
+    )
+
+
+def _slo_override(text: str) -> str:
+    """The override that sets all of `slo`."""
+    parts = [part.partition("=") for part in text.split(",")]
+    if not all(key.strip() and equals and value.strip() for key, equals, value in parts):
+        raise argparse.ArgumentTypeError(f"{shown(text)}, expected like ttft_ms=500,itl_ms=20")
+    return "slo={" + ", ".join(f"{key.strip()}: {value.strip()}" for key, _, value in parts) + "}"
+
+
 def exit_status(program: str, action: Callable[[], int]) -> int:
     """Run `action` and return the process's status: its own, 2 for an `InputError` or a missing package, 1
     for a broken rule or disk, 130 for Ctrl-C, SIGTERM and SIGHUP."""

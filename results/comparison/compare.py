@@ -19,6 +19,7 @@ from results.find import find_runs
 from results.identity import policy_order
 from results.load import Run
 from results.predictions import Replay, read_replays
+from results.window import run_s
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def compare_pair(pair: Pair, tolerances: Tolerances) -> Cell:
         tables = [run.requests() for run in (pair.predicted, logged)]
         requests = request_errors(*tables)
         predicted, measured = (
-            queue_of(table, float(run.summary["duration_s"]))
+            queue_of(table, run_s(run.summary))
             for table, run in zip(tables, (pair.predicted, logged), strict=True)
         )
         queues = (predicted, measured)

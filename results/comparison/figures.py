@@ -15,6 +15,7 @@ from results.comparison.pairs import Pair
 LATENCY_NAMES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 STATISTICS = ("mean", "p50", "p90", "p99")
 THROUGHPUT = "throughput"
+GOODPUT = "goodput"
 ENOUGH_REPEATS = 3
 
 
@@ -26,15 +27,17 @@ class Tolerances:
     p50: float = 0.05
     p99: float = 0.10
     throughput: float = 0.03
+    goodput: float = 0.05
     rank_gap: float = 0.02
 
     def of(self, statistic: str) -> float | None:
-        return {"p50": self.p50, "p99": self.p99, THROUGHPUT: self.throughput}.get(statistic)
+        named = {"p50": self.p50, "p99": self.p99, THROUGHPUT: self.throughput, GOODPUT: self.goodput}
+        return named.get(statistic)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of one pair, in ms, or in requests a second for the throughput."""
+    """One figure of one pair, in ms, or in requests a second for throughput and goodput."""
 
     name: str
     statistic: str
@@ -45,7 +48,7 @@ class Figure:
 
     @property
     def label(self) -> str:
-        return self.name if self.statistic == THROUGHPUT else f"{self.name} {self.statistic}"
+        return self.name if self.statistic == self.name else f"{self.name} {self.statistic}"
 
     @property
     def error(self) -> float:
@@ -67,14 +70,15 @@ class Figure:
 
 
 def figures_of(pair: Pair, tolerances: Tolerances) -> list[Figure]:
-    """Throughput, then every latency at every statistic; one that the workload does not have (ITL of one
-    token) is left out."""
+    """Throughput, every latency at every statistic, goodput; what the workload does not have (ITL of one
+    token) or nobody asked for is left out."""
     found = [_figure(pair, THROUGHPUT, THROUGHPUT, lambda summary: summary["request_throughput"], tolerances)]
     for key, name in LATENCY_NAMES.items():
         for statistic in STATISTICS:
             found.append(
                 _figure(pair, name, statistic, lambda summary, k=key, s=statistic: summary[k][s], tolerances)
             )
+    found.append(_figure(pair, GOODPUT, GOODPUT, _goodput, tolerances))
     return [figure for figure in found if figure is not None]
 
 
@@ -85,6 +89,10 @@ def _figure(pair: Pair, name: str, statistic: str, value: Any, tolerances: Toler
         return None
     measured, spread = centre(repeats)
     return Figure(name, statistic, predicted, measured, spread, tolerances.of(statistic))
+
+
+def _goodput(summary: Mapping[str, Any]) -> float | None:
+    return (summary.get("slo") or {}).get("goodput")
 
 
 def centre(values: Sequence[float]) -> tuple[float, float | None]:

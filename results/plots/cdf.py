@@ -10,7 +10,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 from numpy.typing import NDArray
 
 from results.identity import policy_order
-from results.latency import Latencies
 from results.load import Run
 from results.plots.style import MUTED, picture, policy_styles, say_nothing_to_show, width_under
 
@@ -24,12 +23,13 @@ def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
     """Draw `runs`, which should share a workload, to `path`. The time axis is logarithmic where the samples
     span 30-fold.
 
-    Markers show p50 and p99 of every line. Columns without a sample say why.
+    Markers show p50 and p99 of every line, a dotted line the objective of runs that have one. Columns without
+    a sample say why.
     """
     runs = sorted(runs, key=lambda run: (run.chunk_tokens, policy_order(run.policy)))
     chunks = sorted({run.chunk_tokens for run in runs})
     styles = policy_styles([run.policy for run in runs])
-    samples = [Latencies.of_frame(run.requests()) for run in runs]
+    samples = [run.latencies() for run in runs]
     with picture(path, 11.5, 0.9 + 2.5 * len(chunks)) as figure:
         grid = figure.subplots(len(chunks), 3, squeeze=False, sharex="col", sharey=True)
         for column, (name, field) in enumerate(COLUMNS):
@@ -51,6 +51,8 @@ def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
                 for place, (run, value) in enumerate(shown):
                     color, dash = styles[run.policy]
                     draw_cdf(axes, value, run.policy, color, dash, width_under(place, len(shown)))
+                for limit_ms in {objective_ms(run, name) for run, _ in shown} - {None}:
+                    axes.axvline(limit_ms, color=MUTED, lw=1, ls=":")
                 if is_log:
                     axes.set_xscale("log")
                     label_log(axes)
@@ -70,6 +72,11 @@ def plot_latency_cdfs(runs: Sequence[Run], path: Path) -> None:
         }
         figure.legend(handles.values(), handles.keys(), loc="outside upper right", ncols=max(len(handles), 1))
         figure.suptitle(f"Latency on {runs[0].workload}", x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+
+
+def objective_ms(run: Run, name: str) -> float | None:
+    """What `slo` allows of the latency called `name`; of an ITL, at the p99 of each request's own gaps."""
+    return (run.summary.get("slo") or {}).get(f"{name.lower()}_ms")
 
 
 def draw_cdf(

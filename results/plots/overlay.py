@@ -10,7 +10,6 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from results.comparison.compare import Cell
 from results.comparison.requests import queue_steps
-from results.latency import Latencies
 from results.load import Run
 from results.plots.cdf import draw_cdf, is_wide, label_log
 from results.plots.style import INK, picture, policy_styles, say_nothing_to_show
@@ -24,7 +23,7 @@ def plot_overlaid_cdfs(cells: Sequence[Cell], path: Path) -> None:
     styles = policy_styles([cell.pair.predicted.policy for cell in cells])
     with picture(path, 12, 0.9 + 2.1 * len(cells)) as figure:
         grid = figure.subplots(len(cells), len(COLUMNS), squeeze=False, sharex="col", sharey=True)
-        samples = [[Latencies.of_frame(run.requests()) for run in _sides(cell)] for cell in cells]
+        samples = [[run.latencies() for run in _sides(cell)] for cell in cells]
         for column, (name, field) in enumerate(COLUMNS):
             is_log = is_wide([getattr(side, field) / 1e6 for sides in samples for side in sides])
             for row, (cell, sides) in enumerate(zip(cells, samples, strict=True)):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from results.identity import policy_order
 from results.load import Run
 from results.plots.style import INK, picture, policy_styles, say_nothing_to_show
+from results.window import run_s
 
 NUM_BINS = 240
 COLUMNS = ("loop_count", "rows", "started_ns", "ranges")
@@ -86,7 +87,7 @@ def bin_rows(run: Run, num_bins: int = NUM_BINS) -> RowBins:
     invocations is `rows_per_recurrent_invocation`.
     """
     first_ns = float(run.summary["first_arrival_ns"])
-    edges_ns = first_ns + np.linspace(0, max(float(run.summary["duration_s"]) * 1e9, 1.0), num_bins + 1)
+    edges_ns = first_ns + np.linspace(0, max(run_s(run.summary) * 1e9, 1.0), num_bins + 1)
     invocations, rows, decode = np.zeros(num_bins), np.zeros(num_bins), np.zeros(num_bins)
     for frame in run.batch_frames(COLUMNS):
         loops = frame["loop_count"].to_numpy(dtype=np.float64)
