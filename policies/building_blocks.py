@@ -32,12 +32,16 @@ def in_stage_order(view: View, prompt_batch: Callable[[View], Selection | None])
 
 
 def beside_decode(
-    view: View, prompt_ranges: PromptRanges, prompt_batch: Callable[[View], Selection | None]
+    view: View,
+    prompt_ranges: PromptRanges,
+    prompt_batch: Callable[[View], Selection | None],
+    regroups: Callable[[View, list[Proposal]], bool] = lambda view, ranges: False,
 ) -> Selection | None:
     """Decode stages around recurrent batches that decode rows and prompt ranges share.
 
     They take turns only where decode rows alone fill a whole batch: then `prompt_batch` has its turn in stage
-    order, as it has where nobody loops.
+    order, as it has where nobody loops. `regroups` says whether other ranges could join the prompt ranges at
+    the next depth.
     """
     max_rows = view.limits.max_num_batched_tokens - len(view.looping)
     if max_rows <= 0:
@@ -50,7 +54,8 @@ def beside_decode(
     ranges = prompt_ranges(view, max_rows)
     if not ranges:
         return decode_batch(view)
-    return Selection((*decode_rows(view, view.looping), *ranges), 1)
+    rows = decode_rows(view, view.looping)
+    return Selection((*rows, *ranges), 1 if regroups(view, ranges) else shared_depths(view, [*rows, *ranges]))
 
 
 def token_stages(view: View) -> Selection | None:
@@ -73,9 +78,25 @@ def token_stages(view: View) -> Selection | None:
     return None
 
 
-def _waits_too_long(view: View) -> bool:
-    newest_seq = max([request.last_seq for request in view.running])
+def _waits_too_long(view: View, batches_ahead: int = 0) -> bool:
+    """Whether a hidden state waits at the LM head for too long, once `batches_ahead` more have been
+    formed."""
+    newest_seq = max([request.last_seq for request in view.running]) + batches_ahead
     return newest_seq - min([request.last_seq for request in view.codas]) >= view.num_loops
+
+
+def token_comes_next(view: View) -> bool:
+    """Whether a token that waits outside, at the LM head for company, is let through after the next batch."""
+    if not view.codas or (view.limits.decode == "no_refill" and view.looping):
+        return False
+    return _waits_too_long(view, batches_ahead=1)
+
+
+def decode_comes_next(view: View) -> bool:
+    """Whether decode work may have its turn after one more prompt batch: split's reason to come back
+    early."""
+    turn = view.prompt_batches_since_decode + 1 >= view.limits.max_prefill_batches_before_decode
+    return (bool(view.looping) and turn) or token_comes_next(view)
 
 
 def decode_rows(view: View, requests: Sequence[RequestView]) -> tuple[Proposal, ...]:
@@ -90,21 +111,23 @@ def decode_rows(view: View, requests: Sequence[RequestView]) -> tuple[Proposal, 
 
 
 def decode_batch(view: View) -> Selection | None:
-    """All looping tokens, one depth, or all remaining depths when nothing needs a boundary before.
-
-    The next boundary is needed when rows stand at different depths (the first to finish leaves), when not all
-    fit, or when a token outside the batch waits to join; otherwise the next one at which a token may leave.
-    """
+    """All looping tokens, as many depths as nobody needs a boundary."""
     if not view.looping:
         return None
     ranges = decode_rows(view, view.looping)
+    return Selection(ranges, 1 if len(ranges) < len(view.looping) else shared_depths(view, ranges))
+
+
+def shared_depths(view: View, ranges: Sequence[Proposal]) -> int:
+    """How many depths a batch with decode rows runs: up to the next boundary that somebody needs.
+
+    That is the very next one when ranges stand at different depths (the first to finish leaves), or when a
+    token outside the batch is about to join; otherwise the next one at which a token may leave.
+    """
     depth = ranges[0].depth
-    needs_boundary = (
-        len(ranges) < len(view.looping)
-        or any([item.depth != depth for item in ranges])
-        or (view.limits.decode == "refill" and bool(view.codas or view.preludes))
-    )
-    return Selection(ranges, 1 if needs_boundary else view.exits.boundary(depth) - depth)
+    if token_comes_next(view) or any([item.depth != depth for item in ranges]):
+        return 1
+    return view.exits.boundary(depth) - depth
 
 
 def within_budget(view: View, requests: Sequence[RequestView]) -> Sequence[RequestView]:
@@ -136,8 +159,9 @@ def oldest_chunks(view: View, max_rows: int) -> list[Proposal]:
 def prompt_selection(ranges: list[Proposal], comes_back: bool) -> Selection | None:
     """Prompt ranges as a batch: through all remaining depths, or one depth when something needs the boundary.
 
-    `comes_back` is the policy's concrete reason to return before the chunk finishes. Ranges at different
-    depths always return, because the first to finish leaves the batch.
+    `comes_back` is the policy's concrete reason to return before the chunk finishes: decode work goes next,
+    or the wavefront regroups. Ranges at different depths always return, because the first to finish leaves
+    the batch. (Nobody who must give up its blocks is ever in a batch: `policies.core.memory` withholds them.)
     """
     if not ranges:
         return None

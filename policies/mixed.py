@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.building_blocks import beside_decode, oldest_chunks, prompt_selection
+from policies.building_blocks import beside_decode, decode_comes_next, oldest_chunks, prompt_selection
 from policies.core.seam.batch import Selection
 from policies.core.seam.policy import Policy
 from policies.core.seam.view import View
@@ -22,4 +22,4 @@ class Mixed(Policy):
     def _prompt_batch(self, view: View) -> Selection | None:
         """Prompts alone: where nobody loops, and their turn where decode rows fill a whole batch."""
         ranges = oldest_chunks(view, view.limits.max_num_batched_tokens)
-        return prompt_selection(ranges, comes_back=view.has_decode_work)
+        return prompt_selection(ranges, comes_back=decode_comes_next(view))

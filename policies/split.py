@@ -1,10 +1,10 @@
-"""split: a prompt chunk returns at every depth while decode work is ready; prompt and decode rows never share
-a batch."""
+"""split: a prompt chunk returns at every depth after which decode work may go; prompt and decode rows never
+share a batch."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.building_blocks import in_stage_order, oldest_chunks, prompt_selection
+from policies.building_blocks import decode_comes_next, in_stage_order, oldest_chunks, prompt_selection
 from policies.core.seam.batch import Selection
 from policies.core.seam.policy import Policy
 from policies.core.seam.view import View
@@ -21,4 +21,4 @@ class Split(Policy):
 
     def _prompt_batch(self, view: View) -> Selection | None:
         ranges = oldest_chunks(view, view.limits.max_num_batched_tokens)
-        return prompt_selection(ranges, comes_back=view.has_decode_work)
+        return prompt_selection(ranges, comes_back=decode_comes_next(view))

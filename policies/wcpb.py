@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from policies.building_blocks import beside_decode, in_stage_order, prompt_selection, token_stages
+from policies.building_blocks import (
+    beside_decode,
+    decode_comes_next,
+    in_stage_order,
+    prompt_selection,
+    token_stages,
+)
 from policies.core.seam.batch import Proposal, Selection
 from policies.core.seam.policy import Policy
 from policies.core.seam.view import RequestView, View
@@ -35,14 +41,14 @@ class Wavefront(Policy):
             early = token_stages(view) or self._staging(view)
             if early is not None:
                 return early
-        return beside_decode(view, self._wavefront, self._prompt_batch)
+        return beside_decode(view, self._wavefront, self._prompt_batch, self._regroups)
 
     def _prompt_batch(self, view: View) -> Selection | None:
         staging = None if self.fuse_prelude else self._staging(view)
         if staging is not None:
             return staging
         ranges = self._wavefront(view, view.limits.max_num_batched_tokens)
-        return prompt_selection(ranges, comes_back=view.has_decode_work or self._regroups(view, ranges))
+        return prompt_selection(ranges, comes_back=decode_comes_next(view) or self._regroups(view, ranges))
 
     def _staging(self, view: View) -> Selection | None:
         """Embed the next chunk of every prompt whose ring has a free slot."""
@@ -97,7 +103,10 @@ class Wavefront(Policy):
 
     def _regroups(self, view: View, ranges: list[Proposal]) -> bool:
         """Whether another chunk could join at the next depth: not when every prompt's last tokens are all in
-        this batch."""
+        this batch, and not when every prompt has one range in it and there is no room for another."""
+        room = view.limits.max_num_batched_tokens - (len(view.looping) if self.mix_decode else 0)
+        if len(ranges) == len(view.prompts) and sum(item.end - item.start for item in ranges) == room:
+            return False
         prompts = {request.request_id: request for request in view.prompts}
         return len(ranges) < len(prompts) or any(
             item.end < prompts[item.request_id].prompt_tokens

@@ -131,7 +131,9 @@ class Replay(Holdings):
                 raise Broken(
                     2, f"batch {batch.seq} runs {batch.loops} depths from {item.depth} of {rules.num_loops}"
                 )
-            ends = (rules.num_loops,) if item.is_prompt else (rules.last_loop, rules.min_loops)
+            ends = (rules.last_loop, rules.min_loops)
+            if item.is_prompt:  # beside decode rows it may come back where they must
+                ends = (rules.num_loops, *ends) if batch.stage == "RECURRENT" else (rules.num_loops,)
             runs_to_end = item.depth + batch.loops in ends
             if not runs_to_end and (batch.loops > 1 or item.stage == "PREFILL"):
                 raise Broken(

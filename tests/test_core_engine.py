@@ -16,6 +16,7 @@ from policies.core.models.shape import OURO_1_4B, OURO_TINY
 from policies.core.seam.batch import Selection
 from policies.core.seam.clients import Clients
 from policies.core.seam.events import Command, Completion, Event, Submit, Tick, Wait
+from policies.core.seam.exits import ExitSettings
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request, Status
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
@@ -139,7 +140,7 @@ def test_atomic_runs_a_chunk_through_all_depths_and_a_lone_token_too() -> None:
     assert (list(record.token_ns), record.finished_ns) == ([3000, 6000, 9000], 9000)
 
 
-def test_split_comes_back_at_a_depth_only_while_decode_work_is_ready() -> None:
+def test_split_comes_back_at_a_depth_only_where_decode_work_may_go_next() -> None:
     result = run(
         Split(),
         [Request(0, 0, 4, 2), Request(1, 1, 8, 1)],
@@ -157,13 +158,13 @@ def test_split_comes_back_at_a_depth_only_while_decode_work_is_ready() -> None:
     ]
     limits = SchedulerSettings(prefill_chunk_size=4, inflight=1, max_prefill_batches_before_decode=3)
     patient = ranges_of(run(Split(), [Request(0, 0, 4, 2), Request(1, 1, 8, 1)], limits))
-    assert patient[3:7] == [
-        "PREFILLING_RECURRENT 1 1:PREFILLING_RECURRENT:0:0:4",
-        "PREFILLING_RECURRENT 1 1:PREFILLING_RECURRENT:1:0:4",
+    assert patient[3:8] == [
+        "PREFILL 4 1:PREFILL:0:0:4",
+        "PREFILLING_RECURRENT 1 1:PREFILLING_RECURRENT:0:4:4",
         "RECURRENT 4 0:RECURRENT:0:4:1",
         "CODA 0 0:CODA:0:4:1",
+        "PREFILL 3 1:PREFILL:1:4:4",
     ]
-    assert patient[7] == "PREFILL 2 1:PREFILL:2:0:4"
 
 
 def test_mixed_puts_decode_rows_first_and_prompt_ranges_after_them_in_one_recurrent_batch() -> None:
@@ -172,8 +173,26 @@ def test_mixed_puts_decode_rows_first_and_prompt_ranges_after_them_in_one_recurr
         [Request(0, 0, 4, 2), Request(1, 1, 8, 1)],
         SchedulerSettings(prefill_chunk_size=4, inflight=1),
     )
+    assert ranges_of(result)[3:6] == [
+        "RECURRENT 4 0:RECURRENT:0:4:1 1:PREFILLING_RECURRENT:0:0:4",
+        "CODA 0 0:CODA:0:4:1",
+        "PREFILL 4 1:PREFILL:0:4:4",
+    ]
+
+
+def test_a_mixed_batch_runs_on_to_the_depth_at_which_a_token_may_leave_and_its_prompt_with_it() -> None:
+    result = run(
+        Mixed(),
+        [Request(0, 0, 4, 2), Request(1, 1, 8, 1)],
+        SchedulerSettings(prefill_chunk_size=4, inflight=1),
+        exits=ExitSettings("trace", min_loops=2, max_loops=3),
+        world=World(exit_loops=lambda request_id, position: 3),
+    )
     assert ranges_of(result)[3:7] == [
-        f"RECURRENT 1 0:RECURRENT:{depth}:4:1 1:PREFILLING_RECURRENT:{depth}:0:4" for depth in range(4)
+        "RECURRENT 2 0:RECURRENT:0:4:1 1:PREFILLING_RECURRENT:0:0:4",
+        "RECURRENT 1 0:RECURRENT:2:4:1 1:PREFILLING_RECURRENT:2:0:4",
+        "CODA 0 0:CODA:3:4:1",
+        "PREFILL 1 1:PREFILL:3:0:4",
     ]
 
 
@@ -189,14 +208,14 @@ def test_a_hidden_state_that_waits_for_company_at_the_lm_head_is_no_reason_to_sp
     ]
 
 
-def test_a_looping_token_comes_back_at_every_depth_while_a_state_waits_at_the_lm_head() -> None:
+def test_a_looping_token_runs_on_while_a_state_waits_for_its_company_at_the_lm_head() -> None:
     limits = SchedulerSettings(
         prefill_chunk_size=4, inflight=1, min_coda_batch_size=2, max_prefill_batches_before_decode=2
     )
     assert ranges_of(run(Atomic(), [Request(0, 0, 4, 2), Request(1, 1500, 4, 1)], limits))[2:] == [
         "PRELUDE 0 0:PRELUDE:0:4:1",
         "PREFILL 4 1:PREFILL:0:0:4",
-        *(f"RECURRENT 1 0:RECURRENT:{depth}:4:1" for depth in range(4)),
+        "RECURRENT 4 0:RECURRENT:0:4:1",
         "CODA 0 0:CODA:0:4:1 1:CODA:0:3:1",
     ]
 

@@ -3,18 +3,20 @@ left at the end."""
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hash_seeds import outputs_under_two_hash_seeds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from log_checker import check_log, parse_batches
+from toy_backend import Run
 from worlds import VARIANTS, RandomWorld
 
 from policies.atomic import Atomic
 from policies.core.engine.validation import derive
 from policies.core.errors import SelectionError
-from policies.core.seam.batch import Proposal, Selection
+from policies.core.seam.batch import NO_TRANSFERS, ExecutionBatch, Proposal, Selection, Stage
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request
@@ -270,3 +272,38 @@ def test_the_log_is_the_same_byte_for_byte_whatever_the_hash_seed() -> None:
     first, second = outputs_under_two_hash_seeds(DETERMINISM)
     assert len(first) > 100_000
     assert first == second
+
+
+def returns_for_nothing(result: Run) -> list[tuple[ExecutionBatch, ExecutionBatch]]:
+    """Batches at one depth that came back early and were followed at once by the same ranges at the next one,
+    although nobody had arrived, ended or been let in meanwhile."""
+    found = []
+    arrivals_ns = [record.request.arrival_ns for record in result.records.values()]
+    for batch, after in pairwise(result.batches):
+        went_on = [(item.request_id, item.depth + batch.loop_count, item.token_start, item.token_count)
+                   for item in batch.ranges]  # fmt: skip
+        is_level = len({item.depth for item in batch.ranges}) == 1
+        if (
+            batch.loop_count
+            and is_level
+            and went_on
+            == [(item.request_id, item.depth, item.token_start, item.token_count) for item in after.ranges]
+        ):
+            came = any(batch.formed_ns < at_ns <= after.formed_ns for at_ns in arrivals_ns)
+            collected = result.batches[batch.after_seq + 1 : after.after_seq + 1]
+            is_quiet = not came and all(item.stage is not Stage.CODA for item in collected)
+            if is_quiet and after.transfers == NO_TRANSFERS:
+                found.append((batch, after))
+    return found
+
+
+@pytest.mark.parametrize("name", ["atomic", "split", "mixed"])
+def test_a_batch_comes_back_early_only_where_somebody_needs_it(name: str) -> None:
+    @PROFILE
+    @given(cases())
+    def holds(case: RandomWorld) -> None:
+        case = replace(case, exits=ExitSettings(), patience_ns={})
+        if case.allows(VARIANTS[name]):
+            assert returns_for_nothing(case.run(VARIANTS[name])) == []
+
+    holds()

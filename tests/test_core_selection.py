@@ -174,7 +174,7 @@ WRONG: dict[str, tuple[list[Selection], Selection, str]] = {
     "all remaining depths of ranges at two of them": (
         [START],
         pick(part(0, 1, 0, 4), part(2, 0, 0, 4), loops=None),
-        "loop_count 3 is neither one depth nor all 4 remaining ones",
+        "loop_count 3, neither one depth nor all 4 remaining ones",
     ),
     "all remaining depths of ranges of which one has a single depth left": (
         [START, *(pick(part(0, depth, 0, 4)) for depth in (1, 2))],

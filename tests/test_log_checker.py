@@ -29,7 +29,7 @@ def log() -> Run:
         Request(2, 20_000, 4, 1),
         Request(3, 20_000, 99, 9),
     ]
-    limits = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=16, prefill_chunk_size=4)
+    limits = SchedulerSettings(max_num_seqs=2, max_num_batched_tokens=16, prefill_chunk_size=4, inflight=2)
     return run(Wavefront(), requests, limits, num_blocks=16, world=World(host_ns=10))
 
 

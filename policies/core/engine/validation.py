@@ -112,7 +112,12 @@ def _through_depths(
             rows += 1
             ranges.append(ScheduledRange(request_id, DECODE, depth, item.start, 1))
         else:
-            mask = _check_prompt_range(item, state, loops, depths_run.get(request_id, 0), num_loops)
+            mask = _check_prompt_range(item, state, loops, depths_run.get(request_id, 0))
+            if 1 < loops != num_loops - item.depth and not has_decode:  # decode rows check their own boundary
+                raise SelectionError(
+                    f"{item} with loop_count {loops}, neither one depth nor all {num_loops - item.depth} "
+                    "remaining ones"
+                )
             if asked_loops is None and item.depth + loops != num_loops:
                 raise SelectionError(
                     f"{item} through all remaining depths beside one at depth {proposals[0].depth}: the "
@@ -174,9 +179,7 @@ def _check_decode_depths(item: Proposal, loops: int, exits: ExitRule) -> None:
         )
 
 
-def _check_prompt_range(
-    item: Proposal, state: RequestState, loops: int, depths_run: int, num_loops: int
-) -> int:
+def _check_prompt_range(item: Proposal, state: RequestState, loops: int, depths_run: int) -> int:
     """Return the depths this range runs as a bit mask; `depths_run` is the mask of the request's earlier
     ranges in the batch."""
     depth, start, end = item.depth, item.start, item.end
@@ -188,10 +191,6 @@ def _check_prompt_range(
         if depth < 0:
             raise SelectionError("depths start at 0")
         state.prompt.check_advance(depth, start, end - start, loops)
-        if 1 < loops != num_loops - depth:
-            raise SelectionError(
-                f"loop_count {loops} is neither one depth nor all {num_loops - depth} remaining ones"
-            )
         mask = ((1 << loops) - 1) << depth
         if depths_run & mask:
             raise SelectionError("one of its depths runs twice in one batch")

@@ -81,12 +81,6 @@ class View(NamedTuple):
     free_blocks: int = 0
     free_ring_slots: int = 0
 
-    @property
-    def has_decode_work(self) -> bool:
-        """Some token can be embedded, looped, or turned into the next one now; codas count once enough of
-        them wait."""
-        return bool(self.looping or self.preludes) or len(self.codas) >= self.limits.min_coda_batch_size
-
 
 ByPhase = tuple[
     tuple[RequestView, ...], tuple[RequestView, ...], tuple[RequestView, ...], tuple[RequestView, ...]
