@@ -6,7 +6,7 @@ Building blocks for a policy's `select`; none of them knows a policy.
 
 from collections.abc import Callable, Sequence
 
-from policies.core.seam.batch import Proposal, Selection
+from policies.core.seam.batch import Proposal, Selection, new_proposal
 from policies.core.seam.view import RequestView, View
 
 PromptRanges = Callable[[View, int], list[Proposal]]
@@ -104,7 +104,7 @@ def decode_rows(view: View, requests: Sequence[RequestView]) -> tuple[Proposal, 
     first."""
     return tuple(
         [
-            Proposal(request.request_id, request.depth, request.position, request.position + 1)
+            new_proposal((request.request_id, request.depth, at := request.position, at + 1))
             for request in within_budget(view, requests)
         ]
     )

@@ -1,10 +1,11 @@
-"""The SimPy world of one engine: a host process that drives it and a device process that runs batches one
-after another.
+"""The SimPy world of one engine: a host process that drives it, and a device that runs batches one after
+another.
 
 It does what `executor/backend.py` does. The host chooses a batch, packs it, launches it. The device, a FIFO,
 begins a batch when it is packed and the one before it has ended; how soon after packing it can end depends on
-the launch, which an idle device waits for. With several batches in flight the host's time hides behind the
-device's. A host that waits learns of an end a little later.
+the launch, which an idle device waits for. So a batch's times are known as soon as it is launched. With
+several batches in flight the host's time hides behind the device's. A host that waits learns of an end a
+little later.
 
 Any number of engines share the environment that they are given. Simulated time is integer nanoseconds
 throughout. While the host works its own time runs ahead of SimPy's, and what it does takes effect at the
@@ -36,17 +37,9 @@ LAST_OF_ITS_TIME = EventPriority(2)
 happened."""
 
 
-class Launched(NamedTuple):
-    """A batch that has been handed to the device; `ready_ns` is when an idle device would have begun it."""
-
-    batch: ExecutionBatch
-    prediction: Prediction
-    ready_ns: int
-
-
-class Done(NamedTuple):
-    """A batch that the device is through with, when it began and ended, and how long of that it waited for
-    its launch."""
+class Flight(NamedTuple):
+    """A batch that has been handed to the device: when it begins and ends there, and how long of that the
+    device waits for its launch."""
 
     batch: ExecutionBatch
     prediction: Prediction
@@ -79,11 +72,11 @@ class SimBackend:
         self._is_stopped = is_stopped
         self._loop = latency.loop
         self._host_rng = random.Random(f"{seed} host")
-        self._queue: deque[Launched] = deque()
-        self._done: deque[Done] = deque()
+        self._flights: deque[Flight] = deque()
+        self._device_free_ns = -self._loop.device_gap_ns
+        """When the device is through with all that it was given."""
         self._free_ns = 0
         """From when on the host is free to act on what it last heard."""
-        self._device_idle: simpy.Event | None = None
         self._host_waits: simpy.Event | None = None
         self._alarm: tuple[int, simpy.Event] | None = None
         if isinstance(self._inbox, Mailbox):
@@ -91,7 +84,6 @@ class SimBackend:
 
     def start(self) -> simpy.Process:
         """Begin; the process ends with the engine's run. SimPy raises from it what the engine raises."""
-        self._env.process(self._device())
         return self._env.process(self._host())
 
     def run(self) -> None:
@@ -131,33 +123,40 @@ class SimBackend:
             prediction = prediction.slowed(self._host_rng.lognormvariate(0.0, loop.host_spread))
         prepared_ns = max(self._free_ns, int(self._env.now)) + prediction.select_ns + prediction.prepare_ns
         launched_ns = prepared_ns + prediction.launch_ns
-        self._queue.append(Launched(batch, prediction, prepared_ns + loop.mark_ns))
-        if self._device_idle is not None:
-            self._device_idle.succeed()
-            self._device_idle = None
+        ready_ns = prepared_ns + loop.mark_ns
+        started_ns = max(ready_ns, self._device_free_ns + loop.device_gap_ns)
+        waited_ns = prediction.waiting_ns(ready_ns, started_ns)
+        self._device_free_ns = finished_ns = started_ns + prediction.device_ns + waited_ns
+        self._flights.append(Flight(batch, prediction, started_ns, finished_ns, waited_ns))
         self._free_ns = launched_ns + loop.after_submit_ns
         return Tick(launched_ns)
 
     def _wait(self, until_ns: int | None) -> Generator[simpy.Event, Any, Event]:
         """The next completion, or the time once `until_ns` has come: a completion at that very time comes
         after it. Mail that is posted meanwhile ends the wait too."""
-        env = self._env
+        env, flights = self._env, self._flights
         while True:
-            now_ns = int(env.now)
-            if self._done and (until_ns is None or self._done[0].finished_ns < until_ns):
-                return self._collect(max(self._free_ns, now_ns) + self._loop.collect_ns)
-            if until_ns is not None and now_ns >= until_ns:
+            now_ns, wake_ns = int(env.now), until_ns
+            if flights and (until_ns is None or flights[0].finished_ns < until_ns):
+                wake_ns = flights[0].finished_ns
+                if wake_ns <= now_ns:
+                    return self._collect(max(self._free_ns, now_ns) + self._loop.collect_ns)
+            elif until_ns is not None and until_ns <= now_ns:
                 return Tick(now_ns)
-            self._host_waits = env.event()
-            yield self._host_waits if until_ns is None else self._host_waits | self._alarm_at(until_ns)
-            self._host_waits = None
-            if self._inbox.is_open and not self._done:
-                return Tick(int(env.now))
+            if self._inbox.is_open:
+                self._host_waits = env.event()
+                yield self._host_waits if wake_ns is None else self._host_waits | self._alarm_at(wake_ns)
+                self._host_waits = None
+                if not (flights and flights[0].finished_ns <= env.now):
+                    return Tick(int(env.now))
+            else:
+                assert wake_ns is not None, "the engine waits, nothing is in flight and nobody may post"
+                yield env.timeout(wake_ns - now_ns)
 
     def _collect(self, now_ns: int) -> Completion:
-        """The oldest batch that is done, of which the host has learnt at `now_ns`."""
+        """The oldest batch, which is done, and of which the host has learnt at `now_ns`."""
         self._free_ns = now_ns + self._loop.after_collect_ns
-        done = self._done.popleft()
+        done = self._flights.popleft()
         batch, prediction = done.batch, done.prediction
         return Completion(
             batch.seq,
@@ -173,7 +172,7 @@ class SimBackend:
         )
 
     def _alarm_at(self, until_ns: int) -> simpy.Event:
-        """A timeout at `until_ns`, made once however often the host waits for the same mail."""
+        """A timeout at `until_ns`, made once however often the host waits for the same."""
         if self._alarm is None or self._alarm[0] != until_ns:
             self._alarm = (until_ns, self._env.timeout(until_ns - self._env.now))
         return self._alarm[1]
@@ -189,20 +188,3 @@ class SimBackend:
         if self._host_waits is not None:
             self._host_waits.succeed()
             self._host_waits = None
-
-    def _device(self) -> SimProcess:
-        env, gap_ns = self._env, self._loop.device_gap_ns
-        finished_ns = -gap_ns
-        while True:
-            if not self._queue:
-                self._device_idle = env.event()
-                yield self._device_idle
-            batch, prediction, ready_ns = self._queue.popleft()
-            started_ns = max(ready_ns, finished_ns + gap_ns)
-            waited_ns = prediction.waiting_ns(ready_ns, started_ns)
-            finished_ns = started_ns + prediction.device_ns + waited_ns
-            now_ns = int(env.now)
-            if finished_ns > now_ns:
-                yield env.timeout(finished_ns - now_ns)
-            self._done.append(Done(batch, prediction, started_ns, finished_ns, waited_ns))
-            self._wake_host()

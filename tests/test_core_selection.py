@@ -230,7 +230,7 @@ WRONG: dict[str, tuple[list[Selection], Selection, str]] = {
     "a token twice in a batch": (
         LOOPING,
         pick(token(2, 0, 4), token(2, 0, 4)),
-        "request 2 decodes twice in one batch",
+        "request 2 stands twice in one RECURRENT batch",
     ),
     "a token sampled twice in a batch": (
         DECODING,

@@ -158,24 +158,24 @@ class Scheduler:
         for item in work.ranges:
             state = running[item.request_id]
             phase = state.phase
-            state.scheduled(seq, now_ns)
             if phase is RECURRENT:
                 has_decode = True
                 depth = state.depth + loops
                 if depth == exits.max_loops:
                     # A token that runs all loops of the model skips none, whatever exit.max_loops says.
                     first_skipped = 0 if depth == self.num_loops else depth
-                    state.looped_out(first_skipped, state.undecided_until <= collected_seq)
+                    state.looped_out(seq, first_skipped, state.undecided_until <= collected_seq)
                 else:
                     if exits.has_decisions and depth >= exits.min_loops:
                         state.decides(seq)
-                    state.looped(depth)
+                    state.looped(seq, depth)
             elif phase is CODA:
-                state.sampled()
+                state.sampled(seq)
             elif phase is PRELUDE:
-                state.embedded()
+                state.embedded(seq)
             else:
                 has_prompt = True
+                state.scheduled(seq, now_ns)
                 self._commit_prompt(state, item, loops)
         if has_decode:
             self._prompt_batches_since_decode = 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from policies.core.errors import SelectionError
 from policies.core.progress.state import RequestState
-from policies.core.seam.batch import Proposal, ScheduledRange, Selection, Stage, Work
+from policies.core.seam.batch import Proposal, ScheduledRange, Selection, Stage, Work, new_range
 from policies.core.seam.exits import ExitRule
 from policies.core.seam.request import PROMPT, RECURRENT, Phase
 from policies.core.seam.settings import SchedulerSettings
@@ -58,21 +58,46 @@ def _without_depths(proposals: tuple[Proposal, ...], states: list[RequestState],
     stage = STAGE_OF_PHASE.get(states[0].phase)
     if stage is None:
         raise SelectionError(f"{states[0]} has nothing to embed or to sample")
+    if stage is not Stage.PREFILLING_PRELUDE:
+        rows = len(proposals)
+        tokens = _decode_rows(proposals, states, states[0].phase, stage)
+        return Work(stage, 0, tuple(tokens), rows, rows, has_planes)
     seen: set[int] = set()
     ranges = []
     for item, state in zip(proposals, states, strict=True):
-        if STAGE_OF_PHASE.get(state.phase) is not stage:
+        if state.phase is not PROMPT:
             raise SelectionError(f"{state} in a {stage} batch")
         if item.request_id in seen:
             raise SelectionError(f"request {item.request_id} stands twice in one {stage} batch")
         seen.add(item.request_id)
-        if state.phase is PROMPT:
-            ranges.append(_staging(item, state))
-        else:
-            _check_row(item, state)
-            ranges.append(ScheduledRange(item.request_id, stage, item.depth, item.start, 1))
+        ranges.append(_staging(item, state))
     rows = sum([item.token_count for item in ranges])
     return Work(stage, 0, tuple(ranges), rows, len(seen), has_planes)
+
+
+def _decode_rows(
+    proposals: tuple[Proposal, ...], states: list[RequestState], phase: Phase, stage: Stage
+) -> list[ScheduledRange]:
+    """Ranges of decode rows that are all in `phase`, each where its request stands, and each once.
+
+    They are compared as a whole and looked at one by one only where something is wrong: most rows of a run
+    come this way.
+    """
+    stand = tuple([(state.request_id, state.depth, at := state.position, at + 1) for state in states])
+    if proposals != stand or [state.phase for state in states].count(phase) < len(states):
+        for item, state in zip(proposals, states, strict=True):
+            if state.phase is not phase:
+                raise SelectionError(f"{state} in a {stage} batch")
+            if item.start != state.position or item.depth != state.depth or item.end != item.start + 1:
+                raise SelectionError(f"{item} does not follow from {state}")
+    if len({request_id for request_id, _, _, _ in stand}) < len(stand):
+        ids = [item.request_id for item in proposals]
+        twice = next(request_id for request_id in ids if ids.count(request_id) > 1)
+        raise SelectionError(f"request {twice} stands twice in one {stage} batch")
+    return [
+        new_range((request_id, stage, depth, start, 1, 0, None, False))
+        for request_id, depth, start, _ in stand
+    ]
 
 
 def _through_depths(
@@ -87,30 +112,27 @@ def _through_depths(
     loops = num_loops - proposals[0].depth if asked_loops is None else asked_loops
     if not 1 <= loops <= num_loops:
         raise SelectionError(f"loop_count {loops} of a model with {num_loops} loops")
-    has_decode = False
+    num_leading = 0
     for state in states:
-        if state.phase is RECURRENT:
-            has_decode = True
+        if state.phase is not RECURRENT:
             break
+        num_leading += 1
+    has_decode = num_leading > 0 or any([state.phase is RECURRENT for state in states])
     prompt_stage = PREFILL if asked_loops is None and not has_decode else PREFILLING_RECURRENT
-    depths_run: dict[int, int] = {}
-    ranges = []
-    rows = 0
-    checked_depth = None
-    for item, state in zip(proposals, states, strict=True):
+    ranges = _decode_rows(proposals[:num_leading], states[:num_leading], RECURRENT, DECODE)
+    for item in {item.depth: item for item in proposals[:num_leading]}.values():
+        _check_decode_depths(item, loops, exits)
+    depths_run = {item.request_id: 1 for item in ranges}
+    rows = num_leading
+    for item, state in zip(proposals[num_leading:], states[num_leading:], strict=True):
         request_id = item.request_id
-        if state.phase is RECURRENT:
-            depth = item.depth
-            if item.start != state.position or depth != state.depth or item.end != item.start + 1:
-                raise SelectionError(f"{item} does not follow from {state}")
-            if depth != checked_depth:
-                _check_decode_depths(item, loops, exits)
-                checked_depth = depth
+        if state.phase is RECURRENT:  # behind a prompt range
+            ranges += _decode_rows((item,), [state], RECURRENT, DECODE)
+            _check_decode_depths(item, loops, exits)
             if request_id in depths_run:
-                raise SelectionError(f"request {request_id} decodes twice in one batch")
+                raise SelectionError(f"request {request_id} stands twice in one {DECODE} batch")
             depths_run[request_id] = 1
             rows += 1
-            ranges.append(ScheduledRange(request_id, DECODE, depth, item.start, 1))
         else:
             mask = _check_prompt_range(item, state, loops, depths_run.get(request_id, 0))
             if 1 < loops != num_loops - item.depth and not has_decode:  # decode rows check their own boundary
@@ -155,11 +177,6 @@ def _staging(item: Proposal, state: RequestState) -> ScheduledRange:
     except SelectionError as error:
         raise _named(error, item, state, Stage.PREFILLING_PRELUDE) from None
     return _prompt_range(item, state, Stage.PREFILLING_PRELUDE)
-
-
-def _check_row(item: Proposal, state: RequestState) -> None:
-    if item.start != state.position or item.depth != state.depth or item.end != item.start + 1:
-        raise SelectionError(f"{item} does not follow from {state}")
 
 
 def _check_decode_depths(item: Proposal, loops: int, exits: ExitRule) -> None:

@@ -125,7 +125,7 @@ class RequestState:
         set_num_published(self, num_groups)
 
     def scheduled(self, seq: int, now_ns: int) -> None:
-        """Batch `seq`, formed at `now_ns`, touches it."""
+        """Batch `seq`, formed at `now_ns`, touches its prompt; the steps of its tokens say so themselves."""
         if self.last_seq < 0:
             set_first_scheduled_ns(self, now_ns)
         set_last_seq(self, seq)
@@ -135,29 +135,33 @@ class RequestState:
         set_phase(self, CODA)
         set_position(self, self.prompt_tokens - 1)
 
-    def sampled(self) -> None:
+    def sampled(self, seq: int) -> None:
         """A token is made of its hidden state: it is embedded next, or was the last that may be."""
+        set_last_seq(self, seq)
         outputs = self.num_scheduled_outputs + 1
         set_num_scheduled_outputs(self, outputs)
         set_position(self, self.position + 1)
         set_depth(self, 0)
         set_phase(self, Phase.DRAINED if outputs == self.max_tokens else PRELUDE)
 
-    def embedded(self) -> None:
+    def embedded(self, seq: int) -> None:
         """Its token is at depth 0 of the loop."""
+        set_last_seq(self, seq)
         set_phase(self, RECURRENT)
 
-    def looped(self, depth: int) -> None:
+    def looped(self, seq: int, depth: int) -> None:
         """Its token has run up to `depth` and loops on."""
+        set_last_seq(self, seq)
         set_depth(self, depth)
 
     def decides(self, seq: int) -> None:
         """Whether its token leaves early is known once batch `seq` is collected."""
         set_undecided_until(self, seq)
 
-    def looped_out(self, depth: int, is_decided: bool) -> None:
+    def looped_out(self, seq: int, depth: int, is_decided: bool) -> None:
         """Its token has run its last depth: it goes to CODA, or waits for batches that may still say that it
         had left earlier; `depth` is the first one it skipped, 0 when none."""
+        set_last_seq(self, seq)
         set_phase(self, CODA if is_decided else Phase.UNDECIDED)
         set_depth(self, depth)
 

@@ -4,8 +4,9 @@ to a device. Values only, no behaviour.
 *Work* is what a device does, and all that its time depends on; latency models, limits and profiles take
 that. A *batch* is the envelope: its number, its times, and what was transferred with it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from policies.core.seam.request import Request
@@ -42,6 +43,10 @@ class Proposal(NamedTuple):
     depth: int
     start: int
     end: int
+
+
+new_proposal: Callable[[tuple[int, int, int, int]], Proposal] = partial(tuple.__new__, Proposal)
+"""A proposal of its four fields in order, for decode rows: its own constructor takes twice as long."""
 
 
 class Selection(NamedTuple):
@@ -83,6 +88,12 @@ class ScheduledRange(NamedTuple):
     @property
     def token_end(self) -> int:
         return self.token_start + self.token_count
+
+
+new_range: Callable[[tuple[int, Stage, int, int, int, int, None, bool]], ScheduledRange] = partial(
+    tuple.__new__, ScheduledRange
+)
+"""A range of its eight fields in order, for decode rows: its own constructor takes three times as long."""
 
 
 class Work(NamedTuple):

@@ -9,7 +9,6 @@ At equal times the order is total: arrivals, hang-ups, completions; among arriva
 hang-ups the id.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.core.seam.batch import ExecutionBatch
@@ -19,23 +18,20 @@ COMPONENTS = ("embed", "linear", "attention", "lm_head", "copies", "launch")
 """Parts of a batch's device time, in the order of `Completion.components_ns`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(NamedTuple):
     """Run `batch` after everything submitted before it."""
 
     batch: ExecutionBatch
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Report the next completion, or the time once `until_ns` has come, when the next known mail is due
     (None: none is known). New mail may end the wait earlier."""
 
     until_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(NamedTuple):
     """Nothing happened but time."""
 
     now_ns: int
