@@ -26,9 +26,6 @@ def main(arguments: Sequence[str]) -> int:
     sweep = commands.add_parser("sweep", help="a grid of simulations, in parallel, resumable")
     sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
     sweep.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
-    sweep.add_argument(
-        "--no-batches", action="store_true", help="delete every cell's batches.csv once it is summarised"
-    )
     sweep.set_defaults(action=_sweep)
     replay = commands.add_parser(
         "replay", help="decide recorded runs of either world again: every batch must be equal"
@@ -91,6 +88,13 @@ def main(arguments: Sequence[str]) -> int:
         )
         add_objectives(command)
         command.add_argument("--out", type=Path, default=None, metavar="DIR")
+        command.add_argument(
+            "--log",
+            choices=("none", "requests", "batches"),
+            default="batches",
+            help="logs to keep: batches is requests.csv and batches.csv (default); without batches.csv there "
+            "are no plots and no trace, figures are the same",
+        )
     options = parser.parse_args(arguments)
     return exit_status("sim", lambda: int(options.action(options)))
 
@@ -104,6 +108,7 @@ def _run(options: argparse.Namespace) -> int:
         load_config(options.config, options.set),
         options.out,
         plots=not options.no_plots,
+        log=options.log,
         on_ended=Progress("requests").count,
     )
     print_table([summary])
@@ -126,7 +131,7 @@ def _sweep(options: argparse.Namespace) -> int:
     out = options.out or Path("results/runs") / options.config.stem
     cells = load_cells(options.config, options.set, out)
     progress, results = Progress("cells"), []
-    for result in run_sweep(cells, options.jobs, not options.no_batches):
+    for result in run_sweep(cells, options.jobs, options.log):
         results.append(result)
         if not sys.stderr.isatty():  # there is a bar
             progress.count(len(cells))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import simpy
 
@@ -18,6 +18,7 @@ from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import Lines, RequestRecord
 from policies.core.errors import InputError, WriteError
 from policies.core.models.shape import ModelShape
+from policies.core.seam.objectives import EVERYTHING
 from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import ExitOracle
 from policies.costs.alone import out_of_reach
@@ -27,11 +28,13 @@ from policies.process.interrupt import CtrlC
 from results.finish import write_outputs
 from results.identity import RunIdentity
 from results.metrics import RunStatus
-from results.rundir import BATCHES, RunDirectory
+from results.rundir import BATCHES, REQUESTS, RunDirectory
 from sim.backend import SimBackend
 from sim.exits import exit_oracle
 from workloads.spec import parse_workload
 from workloads.workload import Workload, load_workload
+
+Logs = Literal["none", "requests", "batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +126,18 @@ def simulate(
     workload: Workload | None = None,
     label: str | None = None,
     plots: bool = True,
-    keep_batches: bool = True,
+    log: Logs = "batches",
     on_ended: Callable[[int], None] | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Run `config`, write its run directory, and return where it is and its summary.
 
     `workload` stands in for the config's, whose files may not be here: then the summary has no
     `input_sha256`. Without `plots` neither pictures nor a Perfetto trace are written. `on_ended` is called
-    with the number of all requests whenever one has ended. Ctrl-C ends the run as `interrupted`: what was
-    simulated until then is written and marked. Raises `InputError` for a wrong config, `WriteError` when the
-    disk does not take it all, and what the engine raises when an invariant breaks.
+    with the number of all requests whenever one has ended. `log` says which logs are kept: `batches` both,
+    `requests` no batches.csv, `none` neither; figures are the same, pictures and trace are made of both.
+    Ctrl-C ends the run as `interrupted`: what was simulated until then is written and marked. Raises
+    `InputError` for a wrong config, `WriteError` when the disk does not take it all,
+    and what the engine raises when an invariant breaks.
     """
     simulation = Simulation.prepare(config, workload)
     inputs = {} if workload else {"input_sha256": inputs_sha256(config)}
@@ -146,7 +151,9 @@ def simulate(
             if on_ended is not None:
                 on_ended(len(asked.requests))
 
-        engine = simulation.engine(directory.batches, ended)
+        # A window's figures are summed over the log of batches, so then it is written, whatever is kept.
+        is_needed = log == "batches" or config.measure != EVERYTHING
+        engine = simulation.engine(directory.batches if is_needed else None, ended)
         status, broken = run_to_end(engine, simulation)
         summary = write_outputs(
             directory,
@@ -157,15 +164,15 @@ def simulate(
             objectives=config.slo,
             window=config.measure,
             status=status,
-            plots=plots,
-            trace=plots,
+            plots=plots and log == "batches",
+            trace=plots and log == "batches",
             skipped_rows=asked.skipped_rows,
             notes=simulation.notes,
             extra=inputs,
             broken=broken,
         )
-    if not keep_batches:
-        (directory.path / BATCHES).unlink()
+    for name in {"batches": (), "requests": (BATCHES,), "none": (BATCHES, REQUESTS)}[log]:
+        (directory.path / name).unlink()
     return directory.path, summary
 
 

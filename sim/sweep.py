@@ -30,7 +30,7 @@ from policies.process.output import plain_warnings
 from results.identity import RunIdentity
 from results.load import finished_summary
 from results.sweep import workload_labels
-from sim.run import Simulation, inputs_sha256, simulate
+from sim.run import Logs, Simulation, inputs_sha256, simulate
 from workloads.workload import Workload
 
 
@@ -66,7 +66,9 @@ def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
     return list(cells.values())
 
 
-def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def run_sweep(
+    cells: Sequence[Cell], jobs: int, log: Logs = "batches"
+) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Yield (cell, summary) as cells finish, earlier finished ones first; shows a progress bar on stderr.
 
     Every cell is prepared before the first runs, so that a wrong one costs nothing. A cell that breaks an
@@ -94,7 +96,7 @@ def run_sweep(cells: Sequence[Cell], jobs: int, keep_batches: bool) -> Iterator[
         task = progress.add_task("cells", total=len(todo))
         parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
         for index, summary in parallel(
-            joblib.delayed(_run_cell)(at, cell, keep_batches) for at, cell in enumerate(todo)
+            joblib.delayed(_run_cell)(at, cell, log) for at, cell in enumerate(todo)
         ):
             if summary["status"] == "interrupted":
                 raise KeyboardInterrupt  # it was meant for the sweep, and has been spent on one cell
@@ -112,11 +114,9 @@ def _check(cells: Sequence[Cell]) -> None:
         workloads[key] = simulation.workload
 
 
-def _run_cell(index: int, cell: Cell, keep_batches: bool) -> tuple[int, dict[str, Any]]:
+def _run_cell(index: int, cell: Cell, log: Logs) -> tuple[int, dict[str, Any]]:
     plain_warnings("sim")
-    return index, simulate(
-        cell.config, cell.directory, label=cell.label, plots=False, keep_batches=keep_batches
-    )[1]
+    return index, simulate(cell.config, cell.directory, label=cell.label, plots=False, log=log)[1]
 
 
 def _stderr() -> Any:

@@ -12,6 +12,7 @@ import pytest
 from policies.core.errors import InputError
 from results.sweep import workload_labels
 from sim.cli import main
+from sim.run import Logs
 from sim.sweep import Cell, load_cells, run_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -33,10 +34,10 @@ def sweep(tmp_path: Path) -> Path:
     return path
 
 
-def run(sweep: Path, *overrides: str, keep_batches: bool = True) -> list[Cell]:
+def run(sweep: Path, *overrides: str, log: Logs = "batches") -> list[Cell]:
     """Run the sweep's cells in this process, in their order, into `out` beside its file."""
     cells = load_cells(sweep, overrides, sweep.parent / "out")
-    done = list(run_sweep(cells, 1, keep_batches))
+    done = list(run_sweep(cells, 1, log))
     assert sorted(cell.directory for cell, _ in done) == sorted(cell.directory for cell in cells)
     assert all(summary["status"] == "complete" for _, summary in done)
     return cells
@@ -132,10 +133,25 @@ def test_setting_a_key_of_the_base_applies_to_every_cell(sweep: Path) -> None:
     assert {cell.config.seed for cell in load_cells(sweep, ["seed=5"], Path("out"))} == {5}
 
 
-def test_batch_logs_can_be_deleted_once_they_are_summarised(sweep: Path) -> None:
-    for cell in run(sweep, keep_batches=False):
-        assert not (cell.directory / "batches.csv").exists()
-        assert (cell.directory / "requests.csv").is_file()
+@pytest.mark.parametrize("measure", ["null", "{skip_requests: 1}"])
+def test_figures_are_the_same_whichever_logs_are_kept(sweep: Path, measure: str) -> None:
+    def figures(log: Logs) -> list[tuple[str, list[str]]]:
+        cells = run(sweep, f"measure={measure}", log=log)
+        found = [
+            (
+                (cell.directory / "summary.json").read_text(),
+                [name for name in ("batches.csv", "requests.csv") if (cell.directory / name).exists()],
+            )
+            for cell in cells
+        ]
+        shutil.rmtree(sweep.parent / "out")
+        return found
+
+    whole, requests, none = figures("batches"), figures("requests"), figures("none")
+    assert [text for text, _ in whole] == [text for text, _ in requests] == [text for text, _ in none]
+    assert {tuple(files) for _, files in whole} == {("batches.csv", "requests.csv")}
+    assert {tuple(files) for _, files in requests} == {("requests.csv",)}
+    assert {tuple(files) for _, files in none} == {()}
 
 
 @pytest.mark.parametrize(
