@@ -78,6 +78,8 @@ HEADER_KEYS = (
 rounded to: row counts of the captured programs and heights of query tiles (blank-separated, ascending), keys
 of a history tile and of a split, work units of attention that run at once, and the room for splits: rows of
 partial results, items beyond one for each bucket row."""
+LATER_KEYS = ("short_rows",)
+"""Of profiles from executors that have it: items of up to so many query rows run in the lowest tiles."""
 COMPLETE = "# complete: "
 
 

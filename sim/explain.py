@@ -172,15 +172,29 @@ def work_of(text: str, stage: str | None, loops: int | None, num_loops: int) -> 
 def _terms(latency: FittedModel, features: Features) -> Iterator[Term]:
     device, layers = latency.file.device, latency.layer_factor
     cost, combine = device.attention_of(features.tile_rows), device.combine
+    lowest = min(device.attention)
+    short = device.attention_of(lowest)
     yield Term("linear", f"bucket of {features.bucket} rows", 1, layers * device.linear.at(features.bucket))
     for component, feature, value, coefficient_ns in (
         (
             "attention path",
             f"history tiles on it, {features.tile_rows} rows high",
-            features.path_tiles,
+            features.path_tiles - features.short_path_tiles,
             cost.path_tile_ns,
         ),
-        ("attention total", f"history tiles of {features.items} items", features.tiles, cost.tile_ns),
+        (
+            "attention path",
+            f"history tiles on it, {lowest} rows high, of short items",
+            features.short_path_tiles,
+            short.path_tile_ns,
+        ),
+        (
+            "attention total",
+            f"history tiles of {features.items} items",
+            features.tiles - features.short_tiles,
+            cost.tile_ns,
+        ),
+        ("attention total", "history tiles of short items", features.short_tiles, short.tile_ns),
         ("attention items", "items, a unit for each head", features.items, cost.item_ns),
         ("attention combine", "whether items are split", int(features.partials > 0), combine.any_ns),
         ("attention combine", "rows joined", features.combined_rows, combine.row_ns),

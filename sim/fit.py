@@ -156,7 +156,10 @@ def cutting_of(profile: Profile, model: ModelShape) -> Cutting:
         )
     )
     buckets, heights = numbers("row_buckets"), numbers("tile_rows")
-    return Cutting(buckets, heights, tile_keys, split_keys, slots, partials, spare_items, model.num_heads)
+    short_rows = numbers("short_rows")[0] if "short_rows" in profile.header else 0
+    return Cutting(
+        buckets, heights, tile_keys, split_keys, slots, partials, spare_items, model.num_heads, short_rows
+    )
 
 
 Held = tuple[Case, float]

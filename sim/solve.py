@@ -150,8 +150,10 @@ class _Recurrent:
 
     def _predicted(self, unknowns: Array) -> Array:
         launch, linear, attention, combine = self._parts(unknowns)
-        cost = Attention(*attention[:, self._height])
-        invocation: Array = linear[self._bucket] + attention_ns(self._features, cost, Combine(*combine))
+        cost, short = Attention(*attention[:, self._height]), Attention(*attention[:, 0])
+        invocation: Array = linear[self._bucket] + attention_ns(
+            self._features, cost, short, Combine(*combine)
+        )
         return launch + self._loops * invocation
 
 

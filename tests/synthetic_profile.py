@@ -30,8 +30,9 @@ HEADER = {
     "attention_slots": "264",
     "attention_partials": "8192",
     "attention_spare_items": "1024",
+    "short_rows": "16",
 }
-CUTTING = Cutting(BUCKETS, (16, 32, 64, 128), 64, 512, 264, 8192, 1024, OURO_1_4B.num_heads)
+CUTTING = Cutting(BUCKETS, (16, 32, 64, 128), 64, 512, 264, 8192, 1024, OURO_1_4B.num_heads, 16)
 TRUTH = DeviceTimes(
     launch_ns=12_000,
     linear=Table(

@@ -8,17 +8,34 @@ import pytest
 pytest.importorskip("torch", reason="metadata buffers are torch's")
 
 from executor.kernels.meta import COMBINE_WORDS, HEADER_WORDS, ITEM_WORDS, ROW_FIELDS, HostMeta, MetaLayout
-from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, TILES_PER_SPLIT, Packer
+from executor.kernels.worklist import SHORT_ROWS, SPLIT_KEYS, TILE_KEYS, TILES_PER_SPLIT, Packer
 
 RINGS, GROUPS, PLANES, BLOCK_SIZE, HEADS = 8, 640, 4, 16, 16
 Segment = tuple[int, int, int, int, int, int]
+
+
+def plain_class(classes: tuple[int, ...], spans: list[tuple[int, int]]) -> int:
+    """The height of tiles that are not short: in (16, 64, 128) 100 rows take 128, and 64 beside so many
+    single rows that those have more than half as many history tiles."""
+    longest = max(count for _, count in spans)
+    height = min([rows for rows in classes if rows >= longest], default=classes[-1])
+    short = tall = 0
+    for start, count in spans:
+        tiles = (start + count - 1) // TILE_KEYS + 1
+        if count <= SHORT_ROWS:
+            short += tiles
+        else:
+            tall += tiles * -(-count // height)
+    if height > 64 and 2 * short > tall:
+        height = max(rows for rows in classes if rows <= 64)
+    return height
 
 
 def plain_words(packer: Packer, layout: MetaLayout, segments: list[Segment]) -> list[int]:
     """What `Packer.pack` writes, up to the last work item; combine entries that are not used are 0."""
     rows: list[list[int]] = []
     tiles: list[tuple[int, ...]] = []
-    tile_rows = packer.tile_rows_for(max(segment[3] for segment in segments))
+    tile_rows = plain_class(packer.tile_classes, [segment[2:4] for segment in segments])
     for ring, depth, start, count, source, target in segments:
         for at in range(0, count, tile_rows):
             end = min(at + tile_rows, count)
@@ -73,7 +90,7 @@ def plain_words(packer: Packer, layout: MetaLayout, segments: list[Segment]) -> 
             )
         combines += [[first + at, used + at, count, (position + at) // SPLIT_KEYS + 1] for at in range(count)]
         used += splits * count
-    items.sort(key=lambda item: item[5] - item[6])
+    items.sort(key=lambda item: (item[5] - item[6]) * (2 if item[1] <= SHORT_ROWS else 3))
     num_rows = sum(segment[3] for segment in segments)
     header = [num_rows, len(items), len(combines), 0]
     combines += [[0] * COMBINE_WORDS] * (layout.max_rows - len(combines))
@@ -87,12 +104,13 @@ def test_every_word_is_what_plain_loops_write(tile_classes: tuple[int, ...]) -> 
     draw = random.Random(len(tile_classes))
     groups = np.array([draw.sample(range(RINGS * GROUPS), GROUPS) for _ in range(RINGS)], dtype=np.int32)
     num_split = 0
+    classes = set()
     for _ in range(150):
         longest = draw.choice([1, 1, 40, 300])
         segments = [
             (
                 draw.randrange(RINGS), draw.randrange(PLANES), draw.randrange(draw.choice([600, 9000])),
-                draw.randint(1, longest),
+                draw.choice([1, draw.randint(1, longest)]),
                 draw.choice([-1, draw.randrange(4000)]), draw.choice([-1, draw.randrange(4000)]),
             )
             for _ in range(draw.randint(1, 24))
@@ -104,4 +122,22 @@ def test_every_word_is_what_plain_loops_write(tile_classes: tuple[int, ...]) -> 
         packed = packer.pack(host, np.array(segments, dtype=np.int64))
         assert host.buffer[: packed.num_words].tolist() == plain_words(packer, layout, segments)
         num_split += bool(host.header[2])
+        classes.add(packed.tile_rows)
     assert num_split > 15
+    assert classes == set(tile_classes)
+
+
+def test_a_decode_row_beside_a_chunk_of_65_rows_has_the_tiles_it_has_beside_one_of_64() -> None:
+    """The 65th row is one short item more; everything else is the same list in the same order."""
+    groups = np.arange(61 * GROUPS, dtype=np.int32).reshape(61, GROUPS)
+    packer = Packer(groups, PLANES, BLOCK_SIZE, HEADS, 264, (16, 32, 64, 128))
+    items = []
+    for chunk in (64, 65):
+        host = HostMeta.allocate(MetaLayout.for_rows(128), False)
+        spans = [(1199, 1)] * 60 + [(1200, chunk)]
+        segments = [(ring, 0, start, count, -1, -1) for ring, (start, count) in enumerate(spans)]
+        packed = packer.pack(host, np.array(segments, dtype=np.int64))
+        assert packed.tile_rows == 64
+        items.append(host.items[: host.header[1]].tolist())
+    assert items[0] == [item for item in items[1] if item[2] != 1264]
+    assert len(items[1]) == len(items[0]) + 1

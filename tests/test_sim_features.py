@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HostMeta, MetaLayout
-from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, Packer
+from executor.kernels.worklist import SHORT_ROWS, SPLIT_KEYS, TILE_KEYS, Packer
 from policies.core.seam.batch import ScheduledRange, Stage
 from policies.costs.features import Cutting
 
@@ -32,6 +32,7 @@ def cutting(slots: int = 264, heights: tuple[int, ...] = (16, 32, 64, 128)) -> C
         LAYOUT.max_partials,
         LAYOUT.max_items - LAYOUT.max_rows,
         HEADS,
+        SHORT_ROWS,
     )
 
 
@@ -64,10 +65,18 @@ def test_features_count_the_items_that_the_executor_packs(
     tile_rows, items, combines = packed_items(spans, slots, heights)
     lengths = (items[:, 6] - items[:, 5]).tolist()
     programs = max(1, slots * 64 // max(64, tile_rows))
-    units = [length for length in lengths for _ in range(HEADS)]
+    is_short = items[:, 1] <= SHORT_ROWS
+    dealt: list[list[int]] = [[0, 0, 0] for _ in range(programs)]  # cost, tiles, short tiles of each program
+    units = [(length, short) for length, short in zip(lengths, is_short, strict=True) for _ in range(HEADS)]
+    for at, (length, short) in enumerate(units):
+        wave, program = divmod(at, programs)
+        mine = dealt[programs - 1 - program if wave % 2 else program]
+        mine[:] = mine[0] + length * (2 if short else 3), mine[1] + length, mine[2] + length * short
+    busiest = max(dealt, key=lambda sums: sums[0])
     whole = (items[:, 5] == 0) & (items[:, 6] * TILE_KEYS >= items[:, 2] + items[:, 1])
     assert (work.tile_rows, work.items, work.tiles) == (tile_rows, len(items), sum(lengths))
-    assert work.path_tiles == sum(units[::programs])
+    assert (work.path_tiles, work.short_path_tiles) == tuple(busiest[1:])
+    assert work.short_tiles == sum(length for length, short in zip(lengths, is_short, strict=True) if short)
     assert (work.combined_rows, work.partials) == (len(combines), int(items[~whole, 1].sum()))
 
 
@@ -93,9 +102,29 @@ def test_a_decoding_batch_keeps_its_key_until_it_comes_to_another_history_tile()
     assert keys[0] == keys[1] != keys[2]
 
 
-@pytest.mark.parametrize(("rows", "path"), [(16, 8), (17, 9), (34, 10)])
-def test_the_critical_path_is_the_longest_unit_of_every_wave(rows: int, path: int) -> None:
-    """16 heads and 264 programs: items 0, 16 and 33 of the list hold the units 0, 264 and 528."""
+@pytest.mark.parametrize(("rows", "path"), [(16, 8), (17, 8), (33, 9), (34, 10)])
+def test_the_critical_path_is_the_busiest_program_and_waves_are_dealt_there_and_back(
+    rows: int, path: int
+) -> None:
+    """16 heads and 264 programs: 17 items are 8 units more than a wave, which go to the last 8 programs, and
+    those had none of the long ones. In a third wave the first programs are first again."""
     cuts = cutting()
     spans = [(8 * 64 - 1, 1)] * min(rows, 16) + [(63, 1)] * (rows - 16)
     assert cuts.features(cuts.key(ranges(spans))).path_tiles == path
+
+
+@pytest.mark.parametrize(("rows", "path"), [(16, 8), (17, 9), (34, 10)])
+def test_where_one_height_served_a_batch_the_path_is_the_longest_unit_of_every_wave(
+    rows: int, path: int
+) -> None:
+    """Items 0, 16 and 33 of the list hold the units 0, 264 and 528."""
+    cuts = dataclasses.replace(cutting(), short_rows=0)
+    spans = [(8 * 64 - 1, 1)] * min(rows, 16) + [(63, 1)] * (rows - 16)
+    assert cuts.features(cuts.key(ranges(spans))).path_tiles == path
+
+
+def test_decode_rows_beside_a_chunk_are_priced_as_short_items() -> None:
+    """60 rows at 1200 beside a chunk of 64: 60 x 19 history tiles are short, the chunk's 20 are not."""
+    cuts = cutting()
+    features = cuts.features(cuts.key(ranges([(1199, 1)] * 60 + [(1200, 64)])))
+    assert (features.tile_rows, features.tiles, features.short_tiles) == (64, 60 * 19 + 20, 60 * 19)

@@ -3,7 +3,8 @@ decode rows alike.
 
 A work item is a tile of query rows of one segment times all or one of the splits of its history
 (`executor.kernels.worklist`); heads are the other dimension of the work. A fixed grid walks the list, whose
-length it reads from the device, so one captured graph serves any composition.
+length it reads from the device, so one captured graph serves any composition. Items of two tile heights share
+a launch: SHORT_ROWS for decode rows and short remainders, the batch's class for the rest.
 
 **Bits.** A row's result depends on its position, its query and the K/V before it, on nothing else. History is
 walked in TILE_KEYS tiles at absolute positions; a tile that is masked for a row changes none of its numbers
@@ -22,7 +23,7 @@ from executor.kernels.fold import fold
 from executor.kernels.kv import KVPools
 from executor.kernels.lang import OVERLAP, allow_next, jit, tl, wait_for_inputs
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, ITEM_WORDS, BatchMeta
-from executor.kernels.worklist import TILE_KEYS, TILES_PER_SPLIT
+from executor.kernels.worklist import SHORT_ROWS, TILE_KEYS, TILES_PER_SPLIT
 from policies.core.models.shape import ModelShape
 
 LOG2_E = 1.4426950408889634
@@ -112,14 +113,32 @@ def attend_tile(b_q, o_position, o_key, b_k, b_v, b_max, b_sum, b_acc, scale_log
     return b_new_max, b_sum, b_acc
 
 
-@jit(do_not_specialize=["depth_offset"])
-def attention_kernel(
-    p_q, p_k, p_v, p_groups, p_items, p_num_items, p_out, p_acc, p_stats, depth_offset, stride_q,
-    stride_groups, planes, scale_log2, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    TILES_PER_SPLIT: tl.constexpr, ITEM_WORDS: tl.constexpr, NUM_STAGES: tl.constexpr, IS_FLAT: tl.constexpr,
+@jit
+def walk_tiles(
+    p_k, p_v, p_ring_groups, first_tile, end_tile, b_q, o_position, b_max, b_sum, b_acc, scale_log2,
+    key_limit, plane, planes, o_kv_head, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, NUM_STAGES: tl.constexpr, IS_OPEN: tl.constexpr,
 ):  # fmt: skip
-    """A fixed number of programs share (item, head) units; layouts as in `AttentionLauncher.__call__`.
+    """Softmax state of one split after the history tiles [first_tile, end_tile)."""
+    for i_tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
+        o_key, b_k, b_v = load_tile(
+            p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM,
+            BLOCK_SIZE, BLOCK_N,
+        )  # fmt: skip
+        b_max, b_sum, b_acc = attend_tile(
+            b_q, o_position, o_key, b_k, b_v, b_max, b_sum, b_acc, scale_log2, IS_OPEN
+        )
+    return b_max, b_sum, b_acc
+
+
+@jit
+def attend_item(
+    p_q, p_k, p_v, p_groups, p_item, p_out, p_acc, p_stats, i_head, depth_offset, stride_q, stride_groups,
+    planes, scale_log2, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, TILES_PER_SPLIT: tl.constexpr,
+    NUM_STAGES: tl.constexpr, IS_FLAT: tl.constexpr,
+):  # fmt: skip
+    """One head of one item of up to BLOCK_M rows.
 
     A flat walk is one loop over an item's tiles, one pipeline from end to end: best where loads are the
     limit. Splits begin and end in it without a branch (a branch between tensor-core products makes ptxas
@@ -127,144 +146,125 @@ def attention_kernel(
     before its last tile the fold joins weight 0. Otherwise a loop over splits holds one over open tiles and,
     where the diagonal crosses it, one over the rest: no masks and no fold in the steady state.
     """
-    allow_next()
     o_m = tl.arange(0, BLOCK_M)
     o_d = tl.arange(0, HEAD_DIM)
-    num_units = tl.load(p_num_items) * NUM_HEADS
-    for i_unit in range(tl.program_id(0), num_units, tl.num_programs(0)):
-        i_head = i_unit % NUM_HEADS
-        p_item = p_items + i_unit // NUM_HEADS * ITEM_WORDS
-        first_row = tl.load(p_item).to(tl.int64)
-        num_rows = tl.load(p_item + 1)
-        position = tl.load(p_item + 2)
-        ring = tl.load(p_item + 3).to(tl.int64)
-        plane = tl.load(p_item + 4) + depth_offset
-        first_tile = tl.load(p_item + 5)
-        end_tile = tl.load(p_item + 6)
-        first_partial = tl.load(p_item + 7).to(tl.int64)
+    first_row = tl.load(p_item).to(tl.int64)
+    num_rows = tl.load(p_item + 1)
+    position = tl.load(p_item + 2)
+    ring = tl.load(p_item + 3).to(tl.int64)
+    plane = tl.load(p_item + 4) + depth_offset
+    first_tile = tl.load(p_item + 5)
+    end_tile = tl.load(p_item + 6)
+    first_partial = tl.load(p_item + 7).to(tl.int64)
 
-        m_m = o_m < num_rows
-        o_row = first_row + o_m
-        o_position = position + o_m
-        wait_for_inputs()
-        b_q = tl.load(
-            p_q + o_row[:, None] * stride_q + i_head * HEAD_DIM + o_d[None, :], mask=m_m[:, None], other=0.0
-        )
-        key_limit = position + num_rows
-        o_kv_head = (i_head // (NUM_HEADS // NUM_KV_HEADS)) * BLOCK_SIZE * HEAD_DIM
-        p_ring_groups = p_groups + ring * stride_groups
+    m_m = o_m < num_rows
+    o_row = first_row + o_m
+    o_position = position + o_m
+    wait_for_inputs()
+    o_q = o_row[:, None] * stride_q + i_head * HEAD_DIM + o_d[None, :]
+    b_q = tl.load(p_q + o_q, mask=m_m[:, None], other=0.0)
+    key_limit = position + num_rows
+    o_kv_head = (i_head // (NUM_HEADS // NUM_KV_HEADS)) * BLOCK_SIZE * HEAD_DIM
+    p_ring_groups = p_groups + ring * stride_groups
 
-        b_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-        b_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-        b_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
-        if IS_FLAT:
+    b_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    b_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    b_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+    if IS_FLAT:
+        b_split_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+        b_split_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+        b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+        for i_tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
+            o_key, b_k, b_v = load_tile(
+                p_k, p_v, p_ring_groups, i_tile, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM,
+                BLOCK_SIZE, BLOCK_N,
+            )  # fmt: skip
+            b_split_max = tl.where(i_tile % TILES_PER_SPLIT == 0, float("-inf"), b_split_max)
+            b_split_max, b_split_sum, b_split_acc = attend_tile(
+                b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, False
+            )
+            is_end = ((i_tile + 1) % TILES_PER_SPLIT == 0) | (i_tile + 1 == end_tile)
+            b_folded_max = tl.where(is_end, b_split_max, float("-inf"))
+            b_max, b_sum, b_acc = fold(
+                b_max, b_sum, b_acc, b_folded_max, b_split_sum, b_split_acc, scale_log2
+            )
+    else:
+        end_open = (position + 1) // BLOCK_N
+        first_split = first_tile // TILES_PER_SPLIT
+        for i_split in range(first_split, (end_tile + TILES_PER_SPLIT - 1) // TILES_PER_SPLIT):
+            begin = i_split * TILES_PER_SPLIT
+            end = tl.minimum(begin + TILES_PER_SPLIT, end_tile)
+            middle = tl.maximum(begin, tl.minimum(end, end_open))
             b_split_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
             b_split_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
             b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
-            for i_tile in tl.range(first_tile, end_tile, num_stages=NUM_STAGES):
-                o_key, b_k, b_v = load_tile(
-                    p_k,
-                    p_v,
-                    p_ring_groups,
-                    i_tile,
-                    key_limit,
-                    plane,
-                    planes,
-                    o_kv_head,
-                    NUM_KV_HEADS,
-                    HEAD_DIM,
-                    BLOCK_SIZE,
-                    BLOCK_N,
-                )
-                b_split_max = tl.where(i_tile % TILES_PER_SPLIT == 0, float("-inf"), b_split_max)
-                b_split_max, b_split_sum, b_split_acc = attend_tile(
-                    b_q, o_position, o_key, b_k, b_v, b_split_max, b_split_sum, b_split_acc, scale_log2, False
-                )
-                is_end = ((i_tile + 1) % TILES_PER_SPLIT == 0) | (i_tile + 1 == end_tile)
-                b_folded_max = tl.where(is_end, b_split_max, float("-inf"))
-                b_max, b_sum, b_acc = fold(
-                    b_max, b_sum, b_acc, b_folded_max, b_split_sum, b_split_acc, scale_log2
-                )
-        else:
-            end_open = (position + 1) // BLOCK_N
-            for i_split in range(
-                first_tile // TILES_PER_SPLIT, (end_tile + TILES_PER_SPLIT - 1) // TILES_PER_SPLIT
-            ):
-                begin = i_split * TILES_PER_SPLIT
-                end = tl.minimum(begin + TILES_PER_SPLIT, end_tile)
-                middle = tl.maximum(begin, tl.minimum(end, end_open))
-                b_split_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-                b_split_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-                b_split_acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
-                for i_tile in tl.range(begin, middle, num_stages=NUM_STAGES):
-                    o_key, b_k, b_v = load_tile(
-                        p_k,
-                        p_v,
-                        p_ring_groups,
-                        i_tile,
-                        key_limit,
-                        plane,
-                        planes,
-                        o_kv_head,
-                        NUM_KV_HEADS,
-                        HEAD_DIM,
-                        BLOCK_SIZE,
-                        BLOCK_N,
-                    )
-                    b_split_max, b_split_sum, b_split_acc = attend_tile(
-                        b_q,
-                        o_position,
-                        o_key,
-                        b_k,
-                        b_v,
-                        b_split_max,
-                        b_split_sum,
-                        b_split_acc,
-                        scale_log2,
-                        True,
-                    )
-                if middle < end:
-                    for i_tile in tl.range(middle, end, num_stages=NUM_STAGES):
-                        o_key, b_k, b_v = load_tile(
-                            p_k,
-                            p_v,
-                            p_ring_groups,
-                            i_tile,
-                            key_limit,
-                            plane,
-                            planes,
-                            o_kv_head,
-                            NUM_KV_HEADS,
-                            HEAD_DIM,
-                            BLOCK_SIZE,
-                            BLOCK_N,
-                        )
-                        b_split_max, b_split_sum, b_split_acc = attend_tile(
-                            b_q,
-                            o_position,
-                            o_key,
-                            b_k,
-                            b_v,
-                            b_split_max,
-                            b_split_sum,
-                            b_split_acc,
-                            scale_log2,
-                            False,
-                        )
-                b_max, b_sum, b_acc = fold(
-                    b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2
-                )
+            b_split_max, b_split_sum, b_split_acc = walk_tiles(
+                p_k, p_v, p_ring_groups, begin, middle, b_q, o_position, b_split_max, b_split_sum,
+                b_split_acc, scale_log2, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM,
+                BLOCK_SIZE, BLOCK_N, NUM_STAGES, True,
+            )  # fmt: skip
+            if middle < end:
+                b_split_max, b_split_sum, b_split_acc = walk_tiles(
+                    p_k, p_v, p_ring_groups, middle, end, b_q, o_position, b_split_max, b_split_sum,
+                    b_split_acc, scale_log2, key_limit, plane, planes, o_kv_head, NUM_KV_HEADS, HEAD_DIM,
+                    BLOCK_SIZE, BLOCK_N, NUM_STAGES, False,
+                )  # fmt: skip
+            b_max, b_sum, b_acc = fold(b_max, b_sum, b_acc, b_split_max, b_split_sum, b_split_acc, scale_log2)
 
-        is_whole = (first_tile == 0) & (end_tile * BLOCK_N >= key_limit)
-        if is_whole:
-            o_out = (o_row * NUM_HEADS + i_head)[:, None] * HEAD_DIM + o_d[None, :]
-            b_out = b_acc * (1.0 / b_sum)[:, None]
-            tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_m[:, None])
-        else:
-            o_partial = (first_partial + o_m) * NUM_HEADS + i_head
-            tl.store(p_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=m_m[:, None])
-            tl.store(p_stats + o_partial * 2, b_max, mask=m_m)
-            tl.store(p_stats + o_partial * 2 + 1, b_sum, mask=m_m)
+    is_whole = (first_tile == 0) & (end_tile * BLOCK_N >= key_limit)
+    if is_whole:
+        o_out = (o_row * NUM_HEADS + i_head)[:, None] * HEAD_DIM + o_d[None, :]
+        b_out = b_acc * (1.0 / b_sum)[:, None]
+        tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_m[:, None])
+    else:
+        o_partial = (first_partial + o_m) * NUM_HEADS + i_head
+        tl.store(p_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=m_m[:, None])
+        tl.store(p_stats + o_partial * 2, b_max, mask=m_m)
+        tl.store(p_stats + o_partial * 2 + 1, b_sum, mask=m_m)
+
+
+@jit(do_not_specialize=["depth_offset"])
+def attention_kernel(
+    p_q, p_k, p_v, p_groups, p_items, p_num_items, p_out, p_acc, p_stats, depth_offset, stride_q,
+    stride_groups, planes, scale_log2, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SHORT_ROWS: tl.constexpr, TILES_PER_SPLIT: tl.constexpr, ITEM_WORDS: tl.constexpr,
+    NUM_STAGES: tl.constexpr, IS_FLAT: tl.constexpr,
+):  # fmt: skip
+    """A fixed number of programs share (item, head) units; layouts as in `AttentionLauncher.__call__`.
+
+    Items of up to SHORT_ROWS rows are walked flat in a tile of that height, so that a decode row beside a
+    prompt chunk costs what it costs alone. Units are dealt out there and back, wave by wave: they come
+    dearest first, and who has the dearest of one wave gets the cheapest of the next.
+    """
+    allow_next()
+    i_program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    num_units = tl.load(p_num_items) * NUM_HEADS
+    for first_unit in range(0, num_units, programs):
+        is_way_back = first_unit // programs % 2
+        i_unit = first_unit + (programs - 1 - i_program if is_way_back else i_program)
+        if i_unit < num_units:
+            i_head = i_unit % NUM_HEADS
+            p_item = p_items + i_unit // NUM_HEADS * ITEM_WORDS
+            if BLOCK_M == SHORT_ROWS:
+                attend_item(
+                    p_q, p_k, p_v, p_groups, p_item, p_out, p_acc, p_stats, i_head, depth_offset, stride_q,
+                    stride_groups, planes, scale_log2, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+                    BLOCK_M, BLOCK_N, TILES_PER_SPLIT, NUM_STAGES, IS_FLAT,
+                )  # fmt: skip
+            elif tl.load(p_item + 1) <= SHORT_ROWS:
+                attend_item(
+                    p_q, p_k, p_v, p_groups, p_item, p_out, p_acc, p_stats, i_head, depth_offset, stride_q,
+                    stride_groups, planes, scale_log2, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+                    SHORT_ROWS, BLOCK_N, TILES_PER_SPLIT, NUM_STAGES, True,
+                )  # fmt: skip
+            else:
+                attend_item(
+                    p_q, p_k, p_v, p_groups, p_item, p_out, p_acc, p_stats, i_head, depth_offset, stride_q,
+                    stride_groups, planes, scale_log2, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE,
+                    BLOCK_M, BLOCK_N, TILES_PER_SPLIT, NUM_STAGES, IS_FLAT,
+                )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +296,9 @@ class AttentionLauncher:
             q, kv.k[layer], kv.v[layer], kv.groups, meta.items, meta.header[HEADER_ITEMS:], out,
             workspace.acc, workspace.stats, depth_offset, q.stride(0), kv.groups.stride(0), kv.planes,
             scale_log2, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-            BLOCK_SIZE=block_size, BLOCK_M=tile_rows, BLOCK_N=TILE_KEYS, TILES_PER_SPLIT=TILES_PER_SPLIT,
-            ITEM_WORDS=ITEM_WORDS, NUM_STAGES=config.num_stages, IS_FLAT=config.is_flat,
-            num_warps=config.num_warps, **OVERLAP,
+            BLOCK_SIZE=block_size, BLOCK_M=tile_rows, BLOCK_N=TILE_KEYS, SHORT_ROWS=SHORT_ROWS,
+            TILES_PER_SPLIT=TILES_PER_SPLIT, ITEM_WORDS=ITEM_WORDS, NUM_STAGES=config.num_stages,
+            IS_FLAT=config.is_flat, num_warps=config.num_warps, **OVERLAP,
         )  # fmt: skip
         num_combines = meta.header[HEADER_COMBINES:]
         combine_triton(

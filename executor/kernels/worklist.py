@@ -16,6 +16,12 @@ from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HEADER_ROWS, IT
 TILE_KEYS = 64
 SPLIT_KEYS = 512
 TILES_PER_SPLIT = SPLIT_KEYS // TILE_KEYS
+SHORT_ROWS = 16
+"""Items of up to so many query rows run in tiles of this height, whatever the class of their batch."""
+SHORT_COST, TALL_COST = 2, 3
+"""Of a history tile of a short item and of any other: 1.3 and 1.7 to 2.0 us on an H200."""
+SLOT_ROWS = 64
+"""Query rows of a work unit that takes one slot; a taller one takes the room of several."""
 
 SEGMENT_FIELDS = ("ring", "plane", "token_start", "token_count", "source_start", "target_start")
 """Columns of a segment: one range at one depth. `plane` is the one of its K/V, `source_start` and
@@ -79,17 +85,30 @@ class Packer:
         fields[6] = -1
         fields[1:, num_rows:] = -1
 
-        tile_rows = self.tile_rows_for(int(count.max(initial=1)))
+        tile_rows = self.tile_class(start, count)
         num_items, num_combines = self._pack_items(host, segments, first_row, tile_rows)
         host.header[HEADER_ROWS] = num_rows
         host.header[HEADER_ITEMS] = num_items
         host.header[HEADER_COMBINES] = num_combines
         return PackedBatch(num_rows, tile_rows, host.layout.item_offset + ITEM_WORDS * num_items)
 
-    def tile_rows_for(self, longest: int) -> int:
-        """The smallest class that holds the longest range, or the largest class. A batch has one: graphs are
-        kept per class."""
-        return next((rows for rows in self.tile_classes if rows >= longest), self.tile_classes[-1])
+    def tile_class(self, start: np.ndarray, count: np.ndarray) -> int:
+        """The query-tile height of the batch's items that are not short; graphs are kept per class.
+
+        The smallest class that holds the longest range, or the largest one. Tiles of more than a slot halve
+        the programs, and short items pay for it: where those have more than half as many history tiles as
+        the rest, the largest class of one slot. A chunk of 128 rows ending at 1200 beside 60 decode rows at
+        1200 (19 history tiles and 1,140): 64. Beside 2 decode rows at 100 (4 history tiles): 128.
+        """
+        classes, longest = self.tile_classes, int(count.max(initial=1))
+        tile_rows = next((rows for rows in classes if rows >= longest), classes[-1])
+        if tile_rows > SLOT_ROWS:
+            end_tile = (start + count - 1) // TILE_KEYS + 1
+            is_short = count <= SHORT_ROWS
+            tall_tiles = (end_tile * -(-count // tile_rows))[~is_short].sum()
+            if 2 * end_tile[is_short].sum() > tall_tiles:
+                tile_rows = max([rows for rows in classes if rows <= SLOT_ROWS], default=tile_rows)
+        return tile_rows
 
     def _pack_items(
         self, host: HostMeta, segments: np.ndarray, first_row: np.ndarray, tile_rows: int
@@ -105,7 +124,8 @@ class Packer:
         tiles[:, 3:] = segments[segment, :2]
         last = position + rows - 1
         num_splits = last // SPLIT_KEYS + 1
-        is_split = self._choose_split(host, rows, num_splits, max(1, self.slots * 64 // max(64, tile_rows)))
+        programs = max(1, self.slots * SLOT_ROWS // max(SLOT_ROWS, tile_rows))
+        is_split = self._choose_split(host, rows, num_splits, programs)
 
         partials = np.where(is_split, rows * num_splits, 0)
         first_partial = partials.cumsum() - partials
@@ -120,8 +140,8 @@ class Packer:
             is_split[tile], np.minimum(begin_tile + TILES_PER_SPLIT, end_tile), end_tile
         )
         items[:, 7] = first_partial[tile] + split * rows[tile]
-        longest_first = np.argsort(begin_tile - end_tile, kind="stable")
-        host.items[: len(tile)] = items[longest_first]
+        cost = (end_tile - begin_tile) * np.where(rows[tile] <= SHORT_ROWS, SHORT_COST, TALL_COST)
+        host.items[: len(tile)] = items[np.argsort(-cost, kind="stable")]
         if len(items) == len(tiles):
             return len(items), 0
 

@@ -7,8 +7,9 @@ items.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import NamedTuple
 
 from policies.core.seam.batch import ScheduledRange
@@ -17,6 +18,8 @@ SPLIT_MARGIN = 1.25
 """A tile is cut into splits when it has more of them than this many times an even share of the work."""
 SLOT_ROWS = 64
 """Query rows of a work unit that takes one slot; a taller one takes the room of several."""
+SHORT_COST, TALL_COST = 2, 3
+"""Of a history tile of a short item and of any other, by which the executor orders items."""
 
 
 Key = tuple[int | tuple[int, int], ...]
@@ -27,11 +30,12 @@ longer range."""
 class Features(NamedTuple):
     """Features of one recurrent invocation.
 
-    Attention's grid has a fixed number of programs; program p runs units p, p + programs, ... of a list
-    sorted by length, and every item is one unit per head. So the first program runs the longest unit of every
-    wave: `path_tiles` are its history tiles over all waves, the critical path. `tiles` are the history tiles
-    of all items together, the total work. `partials` are rows of partial results of items that were cut,
-    `combined_rows` the rows joined from them.
+    Attention's grid has a fixed number of programs, which are dealt the units of a list in waves, dearest
+    first; every item is one unit per head. `path_tiles` are the history tiles that the busiest program runs
+    over all waves, the critical path. `tiles` are the history tiles of all items together, the total work.
+    `short_tiles` and `short_path_tiles` are those of the two that belong to short items, which run in the
+    lowest query tiles whatever `tile_rows`, the height of the others. `partials` are rows of partial results
+    of items that were cut, `combined_rows` the rows joined from them.
     """
 
     bucket: int
@@ -41,6 +45,8 @@ class Features(NamedTuple):
     path_tiles: int
     combined_rows: int
     partials: int
+    short_tiles: int = 0
+    short_path_tiles: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Cutting:
     attention_partials: int
     attention_spare_items: int
     num_heads: int
+    short_rows: int = 0
 
     def bucket(self, rows: int) -> int:
         """The row count that `rows` are padded to; beyond the largest bucket `rows` itself."""
@@ -84,14 +91,8 @@ class Cutting:
         """The features of a batch of `key`. 40 rows from 280 in tiles of 64 are one item of 319 // 64 + 1 = 5
         history tiles."""
         tile_keys = self.tile_keys
-        rows, longest = 0, 1
-        for item in key:
-            if isinstance(item, int):
-                rows += 1
-            else:
-                rows += item[1]
-                longest = max(longest, item[1])
-        height = next((tile for tile in self.tile_rows if tile >= longest), self.tile_rows[-1])
+        rows = sum([1 if isinstance(item, int) else item[1] for item in key])
+        height = self._height(key)
         ends: list[int] = []  # history tile that an item of query rows ends in
         heights: list[int] = []
         for item in key:
@@ -108,10 +109,9 @@ class Cutting:
         num_splits = sum([end // per_split for end in ends]) + len(ends)
         most_splits = SPLIT_MARGIN * max(1, -(-num_splits * self.num_heads // programs))
         combined_rows = partials = 0
-        if max(ends) // per_split + 1 <= most_splits:
-            lengths = [end + 1 for end in ends]
-        else:
-            lengths = []
+        lengths, cut_heights = [end + 1 for end in ends], heights
+        if max(ends) // per_split + 1 > most_splits:
+            lengths, cut_heights = [], []
             spare_items = self.bucket(rows) + self.attention_spare_items - len(ends)
             spare_partials = self.attention_partials
             for end, tile in zip(ends, heights, strict=True):
@@ -121,12 +121,65 @@ class Cutting:
                     spare_partials -= tile * splits
                 if splits > most_splits and min(spare_items, spare_partials) >= 0:
                     lengths += [per_split] * (splits - 1) + [end + 1 - per_split * (splits - 1)]
+                    cut_heights += [tile] * splits
                     combined_rows += tile
                     partials += tile * splits
                 else:
                     lengths.append(end + 1)
-        lengths.sort(reverse=True)
-        path = [lengths[unit // self.num_heads] for unit in range(0, len(lengths) * self.num_heads, programs)]
+                    cut_heights.append(tile)
+        shorts = [
+            length if tile <= self.short_rows else 0
+            for length, tile in zip(lengths, cut_heights, strict=True)
+        ]
+        path, short_path = self._path(lengths, shorts, programs)
         return Features(
-            self.bucket(rows), height, len(lengths), sum(lengths), sum(path), combined_rows, partials
-        )
+            self.bucket(rows), height, len(lengths), sum(lengths), path, combined_rows, partials, sum(shorts),
+            short_path,
+        )  # fmt: skip
+
+    def _height(self, key: Key) -> int:
+        """Tile height of the items that are not short, as `executor.kernels.worklist.Packer.tile_class`."""
+        ranges = [(item * self.tile_keys, 1) if isinstance(item, int) else item for item in key]
+        longest = max([count for _, count in ranges])
+        height = next((tile for tile in self.tile_rows if tile >= longest), self.tile_rows[-1])
+        if self.short_rows and height > SLOT_ROWS:
+            short_tiles = tall_tiles = 0
+            for start, count in ranges:
+                end_tile = (start + count - 1) // self.tile_keys + 1
+                if count <= self.short_rows:
+                    short_tiles += end_tile
+                else:
+                    tall_tiles += end_tile * -(-count // height)
+            if 2 * short_tiles > tall_tiles:
+                height = max([tile for tile in self.tile_rows if tile <= SLOT_ROWS], default=height)
+        return height
+
+    def _path(self, lengths: Sequence[int], shorts: Sequence[int], programs: int) -> tuple[int, int]:
+        """History tiles of the busiest program, and those of them that belong to short items.
+
+        Without short items program p runs units p, p + programs, ...: the first runs the longest of every
+        wave. With them every other wave is dealt out backwards.
+        """
+        num_heads, num_units = self.num_heads, len(lengths) * self.num_heads
+        if not self.short_rows:
+            ordered = sorted(lengths, reverse=True)
+            return sum([ordered[unit // num_heads] for unit in range(0, num_units, programs)]), 0
+        costs = [
+            SHORT_COST * length if short else TALL_COST * length
+            for length, short in zip(lengths, shorts, strict=True)
+        ]
+        if num_units <= programs:
+            busiest = costs.index(max(costs))
+            return lengths[busiest], shorts[busiest]
+        order = sorted(range(len(costs)), key=lambda item: -costs[item])
+        busiest_cost, busiest_items = -1, [0]
+        for program in range(0, programs, gcd(programs, num_heads)):  # those between run the same items
+            units = [
+                first + (programs - 1 - program if first // programs % 2 else program)
+                for first in range(0, num_units, programs)
+            ]
+            mine = [order[unit // num_heads] for unit in units if unit < num_units]
+            cost = sum([costs[item] for item in mine])
+            if cost > busiest_cost:
+                busiest_cost, busiest_items = cost, mine
+        return sum([lengths[item] for item in busiest_items]), sum([shorts[item] for item in busiest_items])

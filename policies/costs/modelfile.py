@@ -93,10 +93,15 @@ class Combine:
     partial_ns: float
 
 
-def attention_ns(features: Any, cost: Any, combine: Any) -> Any:
-    """Attention of one invocation. Numbers in, a number out; `sim.fit` passes arrays of one value per case
-    instead."""
-    tiles = cost.path_tile_ns * features.path_tiles + cost.tile_ns * features.tiles
+def attention_ns(features: Any, cost: Any, short: Any, combine: Any) -> Any:
+    """Attention of one invocation: history tiles of short items at the price of `short`, all else at that of
+    `cost`. Numbers in, a number out; `sim.fit` passes arrays of one value per case instead."""
+    tiles = (
+        cost.path_tile_ns * (features.path_tiles - features.short_path_tiles)
+        + cost.tile_ns * (features.tiles - features.short_tiles)
+        + short.path_tile_ns * features.short_path_tiles
+        + short.tile_ns * features.short_tiles
+    )
     joined = (
         combine.any_ns * (features.partials > 0)
         + combine.row_ns * features.combined_rows
@@ -121,7 +126,8 @@ class DeviceTimes:
 
     def recurrent_ns(self, features: Features, loops: int) -> tuple[float, float, float]:
         """(linear, attention, launch) of a recurrent batch."""
-        attention = attention_ns(features, self.attention_of(features.tile_rows), self.combine)
+        short = self.attention_of(min(self.attention))
+        attention = attention_ns(features, self.attention_of(features.tile_rows), short, self.combine)
         return loops * self.linear.at(features.bucket), loops * attention, self.launch_ns
 
     def attention_of(self, tile_rows: int) -> Attention:
@@ -235,7 +241,7 @@ def _problems(file: ModelFile, data: Any) -> Iterator[str]:
         yield "device.attention: is empty, expected coefficients by tile height"
     for section, found, expected in (
         ("host", file.host, tuple(Stage)),
-        ("profiled", file.profiled, Features._fields),
+        ("profiled", file.profiled, sorted(set(Features._fields) - set(Features._field_defaults))),
         ("profile", file.profile, PROVENANCE),
     ):
         yield from (f"{section}.{key}: is missing" for key in expected if key not in found)

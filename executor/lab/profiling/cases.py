@@ -172,12 +172,16 @@ def wavefront_case(requests: int, chunk: int, end: int, num_loops: int) -> Case:
 
 
 def _mixes() -> Iterator[Case]:
-    """Decode rows beside one prompt range, which sets the height of everybody's query tiles."""
     for decode, context, count, start in product((1, 8, 32), (512, 4096), (16, 64, 512), (0, 4096)):
-        rows = tuple(ScheduledRange(at, Stage.RECURRENT, at % 4, context - 1, 1) for at in range(decode - 1))
-        name = f"{decode - 1} decode rows at {context} beside {count} prompt rows from {start}"
-        if rows:
-            yield Case("attention", name, Stage.RECURRENT, 1, (*rows, _prompt(decode - 1, 0, start, count)))
+        if decode > 1:
+            yield mixed_case(decode - 1, context, count, start)
+
+
+def mixed_case(decode: int, context: int, count: int, start: int) -> Case:
+    """`decode` decode rows that see `context` tokens, beside a prompt range, whose query tiles are higher."""
+    rows = tuple(ScheduledRange(at, Stage.RECURRENT, at % 4, context - 1, 1) for at in range(decode))
+    name = f"{decode} decode rows at {context} beside {count} prompt rows from {start}"
+    return Case("attention", name, Stage.RECURRENT, 1, (*rows, _prompt(decode, 0, start, count)))
 
 
 def _token_stages(scale: Scale, buckets: Sequence[int]) -> Iterator[Case]:

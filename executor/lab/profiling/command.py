@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from executor.kernels.meta import MetaLayout
-from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS
+from executor.kernels.worklist import SHORT_ROWS, SPLIT_KEYS, TILE_KEYS
 from executor.lab.profiling.cases import Case, Scale, component_cases
 from executor.lab.profiling.engine_runs import run_mixes, time_run
 from executor.lab.profiling.measure import Measurement, Repeats
@@ -32,7 +32,7 @@ from executor.session import PlannedRun, Session, plan_runs
 from executor.source import kernel_sha256
 from policies.config.runconfig import RunConfig, parse_config
 from policies.process.interrupt import CtrlC
-from results.profile import HEADER_KEYS, SCHEMA, ProfileWriter
+from results.profile import HEADER_KEYS, LATER_KEYS, SCHEMA, ProfileWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,9 @@ def profile_header(session: Session, mode: str, seed: int) -> dict[str, str]:
         "attention_slots": str(session.model.ops.attention_slots),
         "attention_partials": str(layout.max_partials),
         "attention_spare_items": str(layout.max_items - layout.max_rows),
+        "short_rows": str(SHORT_ROWS),
     }
-    return {key: values[key] for key in HEADER_KEYS}
+    return {key: values[key] for key in (*HEADER_KEYS, *LATER_KEYS)}
 
 
 def git_commit() -> str:
