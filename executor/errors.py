@@ -9,3 +9,7 @@ class RunError(Exception):
 
 class AuditError(Exception):
     """An address is not what the design says. Names batch, request, position, depth, and both values."""
+
+
+class KernelError(RuntimeError):
+    """A kernel in CUDA C++ cannot be compiled, loaded or launched; the kernels it stands in for can."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from executor.cuda.select import with_few_rows
 from executor.environment import check_memory, choose_threads, prepare_environment, resolve_device
 from executor.kernels.gate import GateRule
 from executor.kernels.meta import MAX_PARTIALS
@@ -118,9 +119,10 @@ class Session:
             self.runs = [run.with_blocks(default_blocks) for run in runs]
             for run in self.runs:
                 check_some_request_fits(run, self.shape)
-            self.model = LoopedModel.assemble(
-                self.shape, weights, select_ops(self.shape, MAX_PARTIALS, self.device), max_positions
-            )
+            ops = select_ops(self.shape, MAX_PARTIALS, self.device)
+            if self.device.type == "cuda":
+                ops = with_few_rows(ops, self.shape, self.device)
+            self.model = LoopedModel.assemble(self.shape, weights, ops, max_positions)
             self.pools = Pools.allocate(
                 self.shape,
                 max(run.config.cache.num_blocks or 0 for run in self.runs),
@@ -174,6 +176,7 @@ class Session:
             "weights": str(self.checkpoint) if self.checkpoint else f"random, seed {self.seed}",
             "dtype": str(self.dtype).removeprefix("torch."),
             "cuda_graphs": self.uses_graphs,
+            "kernels": self.model.ops.kernels,
             "kernel_sha256": kernel_sha256(),
         }
 

@@ -16,7 +16,8 @@ FILES = ("model/forward.py", "packing.py", "programs.py")
 def kernel_sha256() -> str:
     """SHA-256 over the names and bytes of all kernels, the forward pass, packing and programs."""
     digest = hashlib.sha256()
-    for path in sorted([*(ROOT / "kernels").glob("*.py"), *(ROOT / name for name in FILES)]):
+    kernels = [path for folder in ("kernels", "cuda") for path in (ROOT / folder).glob("*.*")]
+    for path in sorted([*kernels, *(ROOT / name for name in FILES)]):
         digest.update(f"{path.relative_to(ROOT).as_posix()}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

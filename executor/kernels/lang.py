@@ -57,6 +57,11 @@ def wait_for_inputs():
         gdc_wait()
 
 
+def triton_version() -> str:
+    """As in `3.6.0`; blank where Triton is not installed."""
+    return triton.__version__ if HAS_TRITON else ""
+
+
 def block_for(size: int) -> int:
     """The block that holds a row of `size` elements: a power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())

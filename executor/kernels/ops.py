@@ -46,6 +46,7 @@ class Ops:
     drop_left: Op
     tile_classes: tuple[int, ...]
     attention_slots: int
+    kernels: str
 
 
 def torch_ops() -> Ops:
@@ -65,6 +66,7 @@ def torch_ops() -> Ops:
         drop_left=drop_left.drop_left_torch,
         tile_classes=(16,),
         attention_slots=1,
+        kernels="torch",
     )
 
 
@@ -86,6 +88,7 @@ def triton_ops(workspace: attn.Workspace, num_sms: int, dtype: torch.dtype) -> O
         drop_left=drop_left.drop_left_triton,
         tile_classes=attn.TILE_CLASSES[dtype],
         attention_slots=2 * num_sms,
+        kernels="Triton and cuBLAS",
     )
 
 

@@ -130,8 +130,14 @@ class Bench:
         return run
 
     def attention(
-        self, segments: Sequence[tuple[int, int, int, int]], tile_rows: int, slots: int = 264
+        self,
+        segments: Sequence[tuple[int, int, int, int]],
+        tile_rows: int,
+        slots: int = 264,
+        launcher: Callable[..., None] | None = None,
     ) -> Callable[[int], None]:
+        """A function of the layer: attention of `segments` (request, depth, start, rows), by the Triton
+        kernel where no other `launcher` is given."""
         rows = sum(segment[3] for segment in segments)
         layout = MetaLayout.for_rows(rows)
         host, meta = HostMeta.allocate(layout, pin=False), BatchMeta.allocate(layout, torch.device("cuda"))
@@ -140,13 +146,13 @@ class Bench:
         meta.update(host, packed.num_words)
         q = torch.randn(rows, 3 * HIDDEN, device="cuda").bfloat16()
         out = torch.empty(rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
-        launcher = attn.AttentionLauncher(self.workspace, self.num_sms)
-        return lambda layer: launcher(q, self.kv, layer, meta, tile_rows, 0, out)
+        attend = launcher or attn.AttentionLauncher(self.workspace, self.num_sms)
+        return lambda layer: attend(q, self.kv, layer, meta, tile_rows, 0, out)
 
-    def residual_norms(self, rows: int) -> Callable[[int], None]:
+    def residual_norms(self, rows: int, launcher: Callable[..., None] | None = None) -> Callable[[int], None]:
         x, h, y = (torch.randn(rows, HIDDEN, device="cuda").bfloat16() for _ in range(3))
         w = torch.ones(HIDDEN, device="cuda").bfloat16()
-        return lambda layer: residual_norms_triton(x, h, w, w, 1e-6, h, y)
+        return lambda layer: (launcher or residual_norms_triton)(x, h, w, w, 1e-6, h, y)
 
     def swiglu(self, rows: int) -> Callable[[int], None]:
         merged, act = (torch.randn(rows, width, device="cuda").bfloat16() for width in (2 * INTER, INTER))
