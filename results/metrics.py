@@ -64,8 +64,9 @@ class Peaks:
 
     High-water marks; rows run for requests that had already ended or tokens that had already left the loop;
     decoded tokens by the loops they ran (index 0 is not used); bytes moved to and from host memory for
-    requests that were preempted; blocks and tokens of shared prefixes that were reused, their part of all
-    whole blocks of the prompts that were let in, and blocks that gave up one.
+    requests that were preempted; blocks and tokens of shared prefixes that new requests reused, their part of
+    all whole blocks of their prompts, blocks that requests found when they came back, and blocks that gave up
+    a prefix.
     """
 
     kv_blocks: int = 0
@@ -76,6 +77,7 @@ class Peaks:
     prefix_hit_blocks: int = 0
     prefix_hit_tokens: int = 0
     prefix_hit_rate: float | None = None
+    prefix_resumed_blocks: int = 0
     evicted_blocks: int = 0
 
     @classmethod
@@ -90,6 +92,7 @@ class Peaks:
             prefixes.reused_groups * planes,
             prefixes.reused_tokens,
             ratio(prefixes.reused_groups, prefixes.prompt_groups),
+            prefixes.resumed_groups * planes,
             scheduler.blocks.num_evicted_groups * planes,
         )
 
@@ -255,6 +258,7 @@ def summarize(
         "prefix_hit_blocks": peaks.prefix_hit_blocks,
         "prefix_hit_tokens": peaks.prefix_hit_tokens,
         "prefix_hit_rate": peaks.prefix_hit_rate,
+        "prefix_resumed_blocks": peaks.prefix_resumed_blocks,
         "evicted_blocks": peaks.evicted_blocks,
         "select_us": counted_distribution(totals.select_ns, 1e3),
         "prepare_us": counted_distribution(totals.host_ns, 1e3),

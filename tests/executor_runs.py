@@ -96,6 +96,7 @@ def rules_of(session: Session, run: PlannedRun, **changes: Any) -> Rules:
         "max_context_tokens": run.shape(session.shape).max_context_tokens,
         "by_priority": config.scheduler.admission == "priority",
         "grows": grows,
+        "whole_context": cache.admit == "whole_context",
         "preemption": cache.preemption,
         "watermark_groups": int(cache.watermark * num_groups) if grows else 0,
         "swap_groups": None if cache.swap_blocks is None else cache.swap_blocks // planes,

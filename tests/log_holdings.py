@@ -57,7 +57,13 @@ class Holdings:
             who = f"batch {batch.seq}: request {victim.request_id}"
             if victim not in idle or self.rules.preemption == "off":
                 raise Broken(4, f"{who} is preempted and does not run, or is still in flight, or nobody may")
-            spared = [track for track in idle if track not in victims and track.request_id not in batch.grown]
+            spared = [
+                track
+                for track in idle
+                if track not in victims
+                and track.request_id not in batch.grown
+                and not self._is_guarded(track)
+            ]
             if any(self._rank(track) > self._rank(victim) for track in spared):
                 raise Broken(4, f"{who} is preempted, and one that ranks after it does not")
             grown = any(self._rank(self.tracks[other]) < self._rank(victim) for other in batch.grown)
@@ -66,8 +72,31 @@ class Holdings:
             )
             if not grown and not admitted:
                 raise Broken(4, f"{who} is preempted for nobody")
+            above = any(
+                self.tracks[other].priority < victim.priority for other in [*batch.grown, *batch.allocated]
+            )
+            if self._is_guarded(victim) and not (self.rules.by_priority and above):
+                raise Broken(9, f"{who} is preempted after {victim.times_preempted} times, by its equals")
         for victim in victims:
             self._give_way(victim, batch.preempted[victim.request_id], batch)
+
+    def _is_guarded(self, track: Track) -> bool:
+        return self.rules.grows and track.times_preempted >= self.rules.most_preemptions
+
+    def _keeps_guards(self, track: Track) -> bool:
+        """All up to the last guarded one of its priority, itself included, fit whole when `track` comes
+        in."""
+        priority = self._rank(track)[0]
+        order = sorted(
+            [*(other for other in self._running.values() if not other.is_ended), track], key=self._rank
+        )
+        guarded = [
+            place
+            for place, other in enumerate(order)
+            if self._is_guarded(other) and self._rank(other)[0] == priority and place >= order.index(track)
+        ]
+        up_to_last = order[: guarded[-1] + 1] if guarded else []
+        return sum(map(self._groups, up_to_last)) <= self.rules.num_groups
 
     def _give_way(self, track: Track, copied: tuple[int, ...] | None, batch: Batch) -> None:
         who = f"batch {batch.seq}: request {track.request_id}"
@@ -191,10 +220,13 @@ class Holdings:
                 self._published[key], self._content[group] = group, key
 
     def _groups_to_start(self, track: Track) -> int:
-        """What a waiting request gets: all it can need, or enough for its first step and for what was swapped
-        out."""
+        """What a waiting request gets: all it can need; or enough for what is known of it; or for its first
+        step and what was swapped out."""
         if not self.rules.grows:
             return self._groups(track)
+        if self.rules.whole_context:
+            known = track.prompt_end if track.expects == "PROMPT" else track.position + 1
+            return -(-known // self.rules.block_size)
         return max(self._missing(track), track.swapped)
 
     def _groups(self, track: Track) -> int:
@@ -221,6 +253,10 @@ class Holdings:
                 raise Broken(9, f"batch {batch.seq} admits request {request_id} past {place} others")
             for overtaken in self._waiting[:place]:
                 overtaken.bypasses += 1
+            if not self._keeps_guards(track):
+                raise Broken(
+                    9, f"batch {batch.seq} admits request {request_id}, and a guarded one may lack room"
+                )
             del self._waiting[place]
             track.bypasses = 0
             shared = self._reuse(track, groups, batch)

@@ -24,8 +24,10 @@ class Rules:
     `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, so the time of every
     chance to form a batch is known. `outputs` is the oracle of the run; without it any number of tokens up to
     `max_tokens` may end a request. With early exit tokens may leave after `min_loops` (None: they never
-    decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation;
-    `watermark_groups` and `swap_groups` count groups.
+    decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation, under which a
+    request begins with blocks for all that is known of it (`whole_context`) or for its first chunk;
+    `watermark_groups` and `swap_groups` count groups. One that was preempted `most_preemptions` times is
+    guarded.
     """
 
     num_loops: int
@@ -46,6 +48,8 @@ class Rules:
     min_loops: int | None = None
     max_loops: int | None = None
     grows: bool = False
+    whole_context: bool = True
+    most_preemptions: int = 5
     preemption: str = "off"
     watermark_groups: int = 0
     swap_groups: int | None = None

@@ -36,8 +36,8 @@ TRACE = "workload={kind: trace, path: plain.csv}"
 FAST = "workload.timestamp_unit=ns"
 MOONCAKE = "workload={kind: trace, path: blocks.jsonl, block_tokens: 40}"
 PRESET = "workload={kind: preset, name: chat, num_requests: 5}"
-POOL = "cache={num_blocks: 72, allocation: incremental, preemption: recompute}"
-SWAP = "cache={num_blocks: 72, allocation: incremental, preemption: swap}"
+POOL = "cache={num_blocks: 72, allocation: incremental, preemption: recompute, admit: first_chunk}"
+SWAP = "cache={num_blocks: 72, allocation: incremental, preemption: swap, admit: first_chunk}"
 GATE = "exit={mode: gate, threshold: 0.5, loop_weights: [1, 2, 1, 1]}"
 LOOPS = "workload.exit_loops=[1, 2, 3]"
 
@@ -74,10 +74,16 @@ CASES: list[tuple[str, list[str], str]] = [
     ),
     ("changes", ["workload.shared_prefix={groups: 1, tokens: 32}"], "cache.prefix_caching=true"),
     ("named", [], "cache.prefix_caching=true"),
-    ("changes", ["cache.num_blocks=72", "cache.preemption=recompute"], "cache.allocation=incremental"),
+    (
+        "changes",
+        ["cache.num_blocks=72", "cache.preemption=recompute", "workload.output_tokens=40"],
+        "cache.allocation=incremental",
+    ),
     ("changes", [POOL], "cache.preemption=swap"),
     ("changes", [POOL], "cache.watermark=0.6"),
     ("named", [], "cache.watermark=0.6"),
+    ("changes", [POOL], "cache.admit=whole_context"),
+    ("named", [], "cache.admit=first_chunk"),
     ("changes", [SWAP], "cache.swap_blocks=0"),
     ("named", [POOL], "cache.swap_blocks=4"),
     ("changes", [LOOPS], "exit.mode=trace"),

@@ -48,11 +48,15 @@ def moved(result: Run) -> list[tuple[str, int, int]]:
     return found
 
 
-def test_blocks_come_with_each_chunk_of_a_prompt_and_each_block_of_tokens() -> None:
-    """Prompt 40 in chunks of 16 and 10 tokens more, blocks of 8: positions 0..48, so 2 + 2 + 1 + 1 + 1
-    groups."""
-    result = run(Atomic(), [Request(0, 0, 40, 10)], LIMITS, cache=pool(7))
-    assert moved(result) == [("in", 0, 2), ("grow", 0, 2), ("grow", 0, 1), ("grow", 0, 1), ("grow", 0, 1)]
+@pytest.mark.parametrize(
+    ("admit", "groups"), [("first_chunk", [2, 2, 1, 1, 1]), ("whole_context", [5, 1, 1])]
+)
+def test_blocks_come_with_the_prompt_or_each_chunk_of_it_and_each_block_of_tokens(
+    admit: str, groups: list[int]
+) -> None:
+    """Prompt 40 in chunks of 16 and 10 tokens more, blocks of 8: positions 0..48."""
+    result = run(Atomic(), [Request(0, 0, 40, 10)], LIMITS, cache=pool(7, admit=admit))
+    assert moved(result) == [("in", 0, groups[0]), *(("grow", 0, count) for count in groups[1:])]
     assert result.engine.scheduler.blocks.peak_used_blocks == 7 * PLANES
 
 
@@ -218,7 +222,7 @@ def config_of(policy: str, preemption: str, **changes: object) -> dict[str, obje
         "model": "ouro-1.4b",
         "policy": policy,
         "scheduler": {"max_num_seqs": 6, "max_num_batched_tokens": 64, "admission": "priority"},
-        "cache": {"num_blocks": 160, "allocation": "incremental", "preemption": preemption},
+        "cache": {"num_blocks": 128, "allocation": "incremental", "preemption": preemption},
         "workload": {
             "kind": "synthetic", "num_requests": 40, "prompt_tokens": [37, 200, 5, 400], "output_tokens": [60,
             1, 90],
@@ -236,7 +240,7 @@ def test_a_run_under_pressure_is_replayed_exactly_and_charges_its_transfers(
     path, summary = simulate(
         parse_config(config_of(policy, preemption), tmp_path, "test"), tmp_path / "run", plots=False
     )
-    assert summary["preemptions"] > 5 and summary["num_finished"] + summary["num_cancelled"] == 40
+    assert summary["preemptions"] > 2 and summary["num_finished"] + summary["num_cancelled"] == 40
     assert summary["num_finished"] > 15
     copies_s = sum(stage["components_s"].get("copies", 0.0) for stage in summary["stages"].values())
     assert copies_s == pytest.approx(

@@ -233,6 +233,21 @@ def rows_that_run(num_requests: int) -> list[tuple[int, list[int]]]:
     return [(row["input_length"], row["hash_ids"]) for row in rows if row["input_length"] + 1 <= 65536]
 
 
+def test_what_a_request_finds_of_its_own_when_it_comes_back_is_no_hit() -> None:
+    """Two prompts with nothing in common, one of which is computed again: 0 of 8 blocks, some found again."""
+    limits = SchedulerSettings(max_num_seqs=2, prefill_chunk_size=16, max_num_batched_tokens=64)
+    requests = [Request(at, at, 32, 40, 0, (at,), 32) for at in range(2)]
+    cache = sharing(14, allocation="incremental", preemption="recompute", watermark=0.0)
+    result = run(Atomic(), requests, limits, cache=cache)
+    totals = result.engine.scheduler.residents.prefixes.totals
+    assert result.records[1].preemptions > 0
+    assert (totals.prompt_groups, totals.reused_groups, totals.reused_tokens) == (8, 0, 0)
+    assert totals.resumed_groups == sum(
+        item.num_reused_groups for batch in result.batches for item in batch.transfers.allocations
+    )
+    assert totals.resumed_groups > 0
+
+
 @needs_trace
 def test_the_hit_rate_of_a_recorded_trace_equals_a_count_over_its_hash_ids(tmp_path: Path) -> None:
     """One client, so that every prompt is complete before the next one comes; a pool that holds them all."""
@@ -257,8 +272,8 @@ def test_the_hit_rate_of_a_recorded_trace_equals_a_count_over_its_hash_ids(tmp_p
     [
         (4, {}),
         (4, {"allocation": "incremental", "preemption": "recompute"}),
-        (230, {"allocation": "incremental", "preemption": "recompute"}),
-        (230, {"allocation": "incremental", "preemption": "swap"}),
+        (230, {"allocation": "incremental", "preemption": "recompute", "admit": "first_chunk"}),
+        (230, {"allocation": "incremental", "preemption": "swap", "admit": "first_chunk"}),
     ],
 )
 def test_a_pool_of_a_part_of_the_working_set_loses_nothing(

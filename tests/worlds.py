@@ -107,6 +107,7 @@ class RandomWorld:
             min_loops=None if self.exits.mode == "fixed" else self.exits.min_loops,
             max_loops=self.exits.max_loops,
             grows=self.cache.allocation == "incremental",
+            whole_context=self.cache.admit == "whole_context",
             preemption=self.cache.preemption,
             watermark_groups=int(
                 self.cache.watermark * (self.cache.num_blocks // self.cache.planes(self.num_loops))
@@ -221,4 +222,5 @@ def draw_cache(chance: Random, num_loops: int, requests: Sequence[Request]) -> C
         preemption=preemption,
         watermark=chance.choice([0.0, 0.1, 0.5]),
         swap_blocks=chance.choice([None, None, 0, chance.randint(0, 20)]),
+        admit=chance.choice(["whole_context", "whole_context", "first_chunk"]),
     )

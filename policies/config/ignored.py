@@ -28,8 +28,9 @@ def ignored_keys(config: RunConfig, world: Literal["sim", "executor"], has_prefi
 
 def _ignored(config: RunConfig, world: str, has_prefixes: bool) -> Iterator[tuple[str, str]]:
     cache, exits, sampling = config.cache, config.exit, config.sampling
-    if cache.watermark != CacheSettings().watermark and cache.allocation == "full":
-        yield "cache.watermark", "allocation full reserves all that a request needs"
+    for key in ("watermark", "admit"):
+        if getattr(cache, key) != getattr(CacheSettings(), key) and cache.allocation == "full":
+            yield f"cache.{key}", "allocation full reserves all that a request needs"
     if cache.swap_blocks is not None and cache.preemption != "swap":
         yield "cache.swap_blocks", f"preemption is {cache.preemption}, nothing is swapped"
     if cache.prefix_caching and not has_prefixes:

@@ -1,14 +1,15 @@
 """The scheduler: asks the policy, validates its answer, commits it, and applies what the device reports back.
 
-Owns the progress of every request; who is in and holds what is the business of
-`policies.core.memory.residents`. Plan, then commit: a selection is checked whole before any frontier moves.
-Knows no clock and no device; `policies.core.engine.engine` drives it.
+Owns the progress of every request; who is in and holds what is the business of `policies.core.memory`. Plan,
+then commit: a selection is checked whole before any frontier moves. Knows no clock and no device;
+`policies.core.engine.engine` drives it.
 """
 
 from collections import deque
 
 from policies.core.engine.validation import derive
 from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
+from policies.core.memory.allocator import Allocator
 from policies.core.memory.residents import Residents
 from policies.core.models.shape import ModelShape
 from policies.core.progress.state import RequestState
@@ -51,6 +52,7 @@ class Scheduler:
             )
         self.max_context_tokens = model.max_context_tokens
         self.residents = Residents(model, settings, cache, policy.resident_chunks(model.num_loops))
+        self._allocator = Allocator(self.residents, cache, settings.max_num_seqs)
         self.blocks = self.residents.blocks
         self.rings = self.residents.rings
         self.waiting = self.residents.waiting
@@ -100,7 +102,7 @@ class Scheduler:
 
         Raises `SelectionError` for a wrong proposal and `StuckError` when the policy passes over ready work.
         """
-        plan = self.residents.allocate()
+        plan = self._allocator.allocate()
         order = self.residents.order
         if plan is not None and plan.withheld:
             order = tuple([state for state in order if state.request_id not in plan.withheld])

@@ -41,12 +41,13 @@ def block_keys(request: Request, block_size: int) -> list[bytes]:
 
 @dataclass(slots=True)
 class PrefixTotals:
-    """Sums over all admissions that have a prompt to compute, resumed ones included; groups that prompts fill
-    whole."""
+    """Sums over first admissions: groups that prompts fill whole, and what of them was there already. What a
+    request that comes back finds, most of it its own, is counted apart."""
 
     prompt_groups: int = 0
     reused_groups: int = 0
     reused_tokens: int = 0
+    resumed_groups: int = 0
 
 
 class Prefixes:
@@ -68,12 +69,16 @@ class Prefixes:
             keys = self._keys[request.request_id] = block_keys(request, self._blocks.block_size)
         return self._blocks.published(keys[: (prompt_tokens - 1) // self._blocks.block_size])
 
-    def started(self, state: RequestState, num_reused: int) -> None:
+    def started(self, state: RequestState, num_reused: int, is_resumed: bool) -> None:
         """`state` is let in to compute its prompt, but for what `num_reused` published groups hold."""
         state.published(num_reused)
-        self.totals.prompt_groups += state.request.prompt_tokens // self._blocks.block_size
-        self.totals.reused_groups += num_reused
-        self.totals.reused_tokens += num_reused * self._blocks.block_size
+        totals, block_size = self.totals, self._blocks.block_size
+        if is_resumed:
+            totals.resumed_groups += num_reused
+            return
+        totals.prompt_groups += state.request.prompt_tokens // block_size
+        totals.reused_groups += num_reused
+        totals.reused_tokens += num_reused * block_size
 
     def publish(self, state: RequestState, end: int) -> bool:
         """The prompt of `state` has been through all depths up to `end`, and that is collected: share its

@@ -1,28 +1,23 @@
 """Who is in: running requests with the blocks and rings they hold, whoever waits, and whoever was preempted.
 
-Owns both ledgers and decides, before every selection, who grows, who is let in and who is preempted. Knows no
-batch, no policy and no time; `policies.core.engine.scheduler` tells it what was scheduled and collected.
-
-Under `allocation: incremental` blocks come step by step: a prompt's next chunk, a decoded token's next block.
-The first in order is served first; when blocks run out, those after it are preempted, the last in order
-first. So the first in order always makes progress, and no run comes to a halt. Order is (arrival, id), or
-(priority, arrival, id) under priority admission.
+Owns both ledgers and moves what is held; who gets something, and from whom, is decided in `allocator.py`.
+Knows no batch, no policy and no time; `policies.core.engine.scheduler` tells it what was scheduled and
+collected.
 """
-
-from collections.abc import Iterable, Sequence
 
 from policies.core.errors import InvariantError
 from policies.core.memory.admission import AdmissionQueue
+from policies.core.memory.claims import Claim, Claims
 from policies.core.memory.kv import BlockLedger
 from policies.core.memory.plan import TransferPlan
 from policies.core.memory.preempted import PreemptedRequests
 from policies.core.memory.prefixes import Prefixes
-from policies.core.memory.pressure import Need, choose
+from policies.core.memory.pressure import rank_of
 from policies.core.memory.ring import RingLedger
 from policies.core.models.shape import ModelShape
 from policies.core.progress.frontier import PromptProgress
 from policies.core.progress.state import RequestState
-from policies.core.seam.batch import NO_TRANSFERS, Allocation, Growth, Preemption, Transfers
+from policies.core.seam.batch import NO_TRANSFERS, Allocation, Preemption, Transfers
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 
@@ -46,18 +41,18 @@ class Residents:
         self.collected_seq = -1
         self.hidden_rows = 0
         self.swapped_bytes = 0
-        self._settings = settings
+        self.by_priority = settings.admission == "priority"
+        self.yields_to_priority = self.by_priority and cache.preemption != "off"
+        self.may_admit = False
+        """Whether something has happened since nobody more could be let in that may let somebody in."""
+        self._chunk_tokens = settings.chunk_tokens
         self._num_loops = model.num_loops
         self._max_context_tokens = model.max_context_tokens
-        self._by_priority = settings.admission == "priority"
-        self._grows = cache.allocation == "incremental"
-        self._yields_to_priority = self._by_priority and cache.preemption != "off"
-        self._watermark_groups = int(cache.watermark * self.blocks.num_groups) if self._grows else 0
         self._preempted = PreemptedRequests(model, cache, planes)
+        self.claims = Claims(cache, settings.chunk_tokens, self.blocks, self.prefixes, self._preempted)
         self.draining: list[RequestState] = []
         """Requests that have ended, whose blocks and rings a submitted batch may still touch."""
         self._released: list[int] = []
-        self._may_admit = False
 
     def refusal(self, request: Request) -> str | None:
         """Why `request` can never run, with the numbers, or None."""
@@ -78,135 +73,9 @@ class Residents:
     def enqueue(self, request: Request) -> None:
         """Put a request that `refusal` accepts into the waiting queue."""
         self.waiting.push(request)
-        self._may_admit = True
+        self.may_admit = True
 
-    def allocate(self) -> TransferPlan | None:
-        """Give out blocks and places before a selection: to those who run first, then to those who wait; None
-        when nothing changes.
-
-        Whatever changes here leaves somebody with work to schedule, so a batch is formed after it.
-        """
-        if not (self._grows or self._may_admit):
-            return None
-        plan = TransferPlan()
-        if self._grows:
-            self._grow(plan)
-        if self._may_admit and not (plan.is_short or plan.preemptions):
-            self._admit(plan)
-        if plan.allocations or plan.preemptions:
-            self._reorder()
-        self.swapped_bytes += plan.swapped_bytes
-        return plan
-
-    def _grow(self, plan: TransferPlan) -> None:
-        """Blocks for the next step of everyone who runs, first in order first."""
-        blocks = self.blocks
-        for at, state in enumerate(self.order):
-            missing = blocks.groups_for(state.next_kv_positions) - len(state.block_groups)
-            if missing <= 0 or state.request_id not in self.running:
-                continue
-            later = self.order[:at:-1]  # those after it, the last in order first
-            if plan.is_short or (
-                missing > blocks.free_groups
-                and not self._make_room(plan, Need(missing - blocks.free_groups), later)
-            ):
-                plan.is_short = True
-                plan.withheld.add(state.request_id)
-                continue
-            first_group = len(state.block_groups)
-            groups = blocks.allocate(state.request_id, state.next_kv_positions)
-            state.block_groups.extend(groups)
-            plan.growths.append(Growth(state.request_id, first_group, groups))
-
-    def _admit(self, plan: TransferPlan) -> None:
-        """Let waiting requests in while places, rings and blocks last."""
-        while True:
-            if self._yields_to_priority and not self._make_room_for_head(plan):
-                return
-            if len(self.running) == self._settings.max_num_seqs:
-                break
-            request = self.waiting.pop_admissible(self._fits)
-            if request is None:
-                break
-            self._start(plan, request)
-            if plan.preemptions:
-                return
-        self._may_admit = False
-
-    def _fits(self, request: Request) -> bool:
-        return self._missing_to_start(request, self._reusable(request)) <= 0
-
-    @property
-    def _reserve(self) -> int:
-        """Groups that an admission leaves free, so that those who run can grow: none when nobody does."""
-        return self._watermark_groups if self.running else 0
-
-    def _missing_to_start(self, request: Request, reused: Sequence[int]) -> int:
-        """Groups that must become free before `request` can be let in, beside those that it reuses; 0 or less
-        when it can now.
-
-        It gets all it can ever need, or what its first step and its swapped K/V need. A group that it reuses
-        and nobody holds is free now and will not be.
-        """
-        blocks = self.blocks
-        preempted = self._preempted.get(request.request_id)
-        if not self._grows:
-            groups = blocks.groups_for(request.num_kv_positions)
-        elif preempted is not None and preempted.num_swapped_groups is not None:
-            groups = max(blocks.groups_for(preempted.state.next_kv_positions), preempted.num_swapped_groups)
-        else:
-            prompt_tokens = request.prompt_tokens if preempted is None else preempted.state.prompt_tokens
-            groups = blocks.groups_for(
-                min(len(reused) * blocks.block_size + self._settings.chunk_tokens, prompt_tokens)
-            )
-        taken = groups - sum(1 for group in reused if blocks.references(group))
-        return taken + self._reserve - blocks.free_groups
-
-    def _reusable(self, request: Request) -> Sequence[int]:
-        """Published groups that `request` begins with when it is let in: none when its own K/V come back from
-        host memory."""
-        preempted = self._preempted.get(request.request_id)
-        if preempted is None:
-            return self.prefixes.reusable(request, request.prompt_tokens)
-        return (
-            self.prefixes.reusable(request, preempted.state.prompt_tokens)
-            if preempted.num_swapped_groups is None
-            else ()
-        )
-
-    def _make_room_for_head(self, plan: TransferPlan) -> bool:
-        """Preempt requests of strictly lower priority for the first that waits; False when it has to wait for
-        them."""
-        head = self.waiting.head()
-        if head is None:
-            return True
-        places = 1 if len(self.running) == self._settings.max_num_seqs else 0
-        reused = self._reusable(head)
-        groups = self._missing_to_start(head, reused)
-        if places or groups > 0:
-            lower = [state for state in reversed(self.order) if state.priority > head.priority]
-            self._make_room(plan, Need(groups, places, frozenset(reused)), lower)
-        return not plan.withheld
-
-    def _make_room(self, plan: TransferPlan, need: Need, candidates: Iterable[RequestState]) -> bool:
-        """Preempt `candidates`, in their order, until `need` is met; False when it is not yet, or never by
-        them.
-
-        Who has just got blocks, or waits for some, keeps what it has.
-        """
-        kept = plan.withheld.union(growth.request_id for growth in plan.growths)
-        candidates = [
-            c
-            for c in candidates
-            if c.request_id in self.running and c.request_id not in kept and not c.is_ended
-        ]
-        choice = choose(need, self.draining, candidates, self.collected_seq, self.blocks)
-        for state in choice.victims:
-            self._preempt(plan, state)
-        plan.withheld.update(state.request_id for state in choice.withheld)
-        return bool(choice.victims)
-
-    def _preempt(self, plan: TransferPlan, state: RequestState) -> None:
+    def preempt(self, plan: TransferPlan, state: RequestState) -> None:
         """Take everything from a request and put it back among the waiting, with its generated tokens kept.
 
         Its unfinished chunks are begun again in any case. Under `swap` the rest of its K/V goes to host
@@ -221,36 +90,30 @@ class Residents:
             plan.swapped_bytes += self._preempted.swap_bytes(count)
         else:
             state.start_again(self._prompt_progress(state.request.prompt_tokens + state.num_output_tokens, 0))
+        state.preempted()
         plan.preemptions.append(Preemption(state.request_id, state.ring_id, swaps, groups))
         self._preempted.add(state, count if swaps else None)
         self._give_back(state)
         self.waiting.push(state.request)
-        self._may_admit = True
+        self.may_admit = True
 
-    def _start(self, plan: TransferPlan, request: Request) -> None:
-        """Give `request` its blocks and a ring, and let it run from its beginning or from where it was
-        preempted."""
-        reused = self._reusable(request)
-        preempted = self._preempted.take(request.request_id)
-        positions = request.num_kv_positions
-        swapped = 0
-        if preempted is not None and preempted.num_swapped_groups is not None:
-            state = preempted.state
-            swapped = preempted.num_swapped_groups
-            state.published(0)
-            plan.swapped_bytes += self._preempted.swap_bytes(swapped)
-        else:
-            prompt_tokens = request.prompt_tokens if preempted is None else preempted.state.prompt_tokens
-            prompt = self._prompt_progress(prompt_tokens, len(reused) * self.blocks.block_size)
-            if preempted is None:
+    def start(self, plan: TransferPlan, claim: Claim) -> None:
+        """Give a waiting request its blocks and a ring, and let it run from its beginning or from where it
+        was preempted."""
+        request = claim.request
+        state, swapped, num_reused = claim.state, claim.num_swapped_groups, len(claim.reused)
+        self._preempted.take(request.request_id)
+        if state is None or swapped is None:
+            prompt = self._prompt_progress(claim.prompt_tokens, num_reused * self.blocks.block_size)
+            if state is None:
                 state = RequestState(request, prompt)
             else:
-                state = preempted.state
                 state.start_again(prompt)
-            self.prefixes.started(state, len(reused))
-        if self._grows:
-            positions = max(state.next_kv_positions, swapped * self.blocks.block_size)
-        groups = self.blocks.allocate(request.request_id, positions, reused)
+            self.prefixes.started(state, num_reused, claim.state is not None)
+        else:
+            state.published(0)
+            plan.swapped_bytes += self._preempted.swap_bytes(swapped)
+        groups = self.blocks.allocate(request.request_id, claim.num_positions, claim.reused)
         state.placed(self.rings.allocate(), list(groups))
         self.running[request.request_id] = state
         kept_tokens = state.prompt_tokens - request.prompt_tokens
@@ -259,21 +122,22 @@ class Residents:
                 request,
                 groups,
                 state.ring_id,
-                preempted is not None,
+                claim.state is not None,
                 kept_tokens,
-                swapped,
-                len(reused),
+                swapped or 0,
+                num_reused,
             )
         )
 
     def _prompt_progress(self, prompt_tokens: int, origin: int) -> PromptProgress:
-        chunk_tokens, num_slots = self._settings.chunk_tokens, self.rings.slots_per_ring
-        return PromptProgress(prompt_tokens, chunk_tokens, self._num_loops, num_slots, origin)
+        return PromptProgress(
+            prompt_tokens, self._chunk_tokens, self._num_loops, self.rings.slots_per_ring, origin
+        )
 
     def publish(self, state: RequestState, end: int) -> None:
         """The prompt of `state` has been through all depths up to `end`, and that is collected."""
         if self.prefixes.publish(state, end) and len(self.waiting):
-            self._may_admit = True
+            self.may_admit = True
 
     def cancel(self, request_id: int) -> RequestState | None:
         """End a waiting, preempted or running request; return its state, None when it never ran."""
@@ -283,7 +147,7 @@ class Residents:
             self.release_drained()
             return state
         self.waiting.withdraw(request_id)
-        self._may_admit = True
+        self.may_admit = True
         preempted = self._preempted.take(request_id)
         if preempted is None:
             self.prefixes.forget(request_id)
@@ -299,8 +163,8 @@ class Residents:
     def collected(self, seq: int) -> None:
         """Batch `seq` is collected: whoever it touched last may be preempted now."""
         self.collected_seq = seq
-        if self._yields_to_priority and len(self.waiting):
-            self._may_admit = True
+        if self.yields_to_priority and len(self.waiting):
+            self.may_admit = True
 
     def release_drained(self) -> None:
         """Take back what ended requests hold, of those that no submitted batch touches any more."""
@@ -312,9 +176,9 @@ class Residents:
             self.hidden_rows -= state.prompt.num_resident_rows
             self._give_back(state)
             self._forget(state.request_id)
-            self._may_admit = True
+            self.may_admit = True
         if len(remaining) < len(self.draining):
-            self._reorder()
+            self.reorder()
             self.check_counts()
         self.draining = remaining
 
@@ -344,11 +208,12 @@ class Residents:
         state.released()
         del self.running[state.request_id]
 
-    def _reorder(self) -> None:
+    def reorder(self) -> None:
+        """Put those who run in order again: somebody came in or went."""
         self.order = tuple(
             sorted(
                 self.running.values(),
-                key=lambda state: (state.priority if self._by_priority else 0, state.order),
+                key=lambda state: rank_of(state, self.by_priority),
             )
         )
 

@@ -24,9 +24,9 @@ class RequestState:
 
     __slots__ = (
         "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq", "max_tokens",
-        "num_output_tokens", "num_published", "num_scheduled_outputs", "order", "phase", "position",
-        "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id", "surplus_until",
-        "undecided_until",
+        "num_output_tokens", "num_preemptions", "num_published", "num_scheduled_outputs", "order", "phase",
+        "position", "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id",
+        "surplus_until", "undecided_until",
     )  # fmt: skip
 
     arrival_ns: int
@@ -37,6 +37,7 @@ class RequestState:
     last_seq: int
     max_tokens: int
     num_output_tokens: int
+    num_preemptions: int
     num_published: int
     num_scheduled_outputs: int
     order: tuple[int, int]
@@ -66,6 +67,7 @@ class RequestState:
             "first_scheduled_ns": -1,
             "is_ended": False,
             **dict.fromkeys(("ring_id", "last_seq", "surplus_until", "undecided_until"), -1),
+            "num_preemptions": 0,
             "num_published": 0,
         }.items():
             object.__setattr__(self, name, value)
@@ -89,6 +91,11 @@ class RequestState:
             start = self.prompt.prefill_depth_ranges[0]
             return start if start == self.prompt_tokens else self.prompt.chunk_end(start)
         return self.position + 1 if self.phase is Phase.PRELUDE else 0
+
+    @property
+    def num_known_positions(self) -> int:
+        """Positions whose tokens are known: the whole prompt, and what was made of it so far."""
+        return self.prompt_tokens if self.phase is Phase.PROMPT else self.position + 1
 
     @property
     def num_stored_positions(self) -> int:
@@ -119,6 +126,10 @@ class RequestState:
     def released(self) -> None:
         """What it held is somebody else's."""
         set_block_groups(self, [])
+
+    def preempted(self) -> None:
+        """What it holds is taken from it, once more."""
+        set_num_preemptions(self, self.num_preemptions + 1)
 
     def published(self, num_groups: int) -> None:
         """Its first `num_groups` groups are shared, or need not be."""
@@ -202,7 +213,7 @@ set_num_output_tokens, set_num_published, set_num_scheduled_outputs, set_phase, 
     vars(RequestState)[name].__set__
     for name in ("num_output_tokens", "num_published", "num_scheduled_outputs", "phase", "position")
 )
-set_prompt, set_prompt_tokens, set_ring_id, set_surplus_until, set_undecided_until = (
+set_num_preemptions, set_prompt, set_prompt_tokens, set_ring_id, set_surplus_until, set_undecided_until = (
     vars(RequestState)[name].__set__
-    for name in ("prompt", "prompt_tokens", "ring_id", "surplus_until", "undecided_until")
+    for name in ("num_preemptions", "prompt", "prompt_tokens", "ring_id", "surplus_until", "undecided_until")
 )

@@ -47,10 +47,12 @@ class CacheSettings:
 
     Under `layout` last_exited a query at depth d reads the K/V of depth d; under shared there is one plane,
     in which a token's K/V are overwritten at every depth, so later tokens read its last ones. `allocation`
-    full reserves at admission all that a request can ever need; incremental gives blocks step by step and
-    keeps the fraction `watermark` of the pool free when it lets a request in beside others. `preemption` says
-    what becomes of the K/V of a request that is preempted: recompute forgets them, swap keeps them in host
-    memory, `swap_blocks` blocks at most (None: no limit).
+    full reserves at admission all that a request can ever need; incremental gives blocks step by step.
+    `admit` then says when a request comes in, or back: when all that is known of it (prompt, and tokens that
+    it made before it was preempted) has room, which it gets at once, or as soon as its first chunk has; in
+    both cases the fraction `watermark` of the pool stays free for those who run. `preemption` says what
+    becomes of the K/V of a request that is preempted: recompute forgets them, swap keeps them in host memory,
+    `swap_blocks` blocks at most (None: no limit).
     """
 
     block_size: Amount = 16
@@ -58,6 +60,7 @@ class CacheSettings:
     layout: Literal["last_exited", "shared"] = "last_exited"
     prefix_caching: bool = False
     allocation: Literal["full", "incremental"] = "full"
+    admit: Literal["whole_context", "first_chunk"] = "whole_context"
     preemption: Literal["off", "recompute", "swap"] = "off"
     watermark: Annotated[float, Within(0, lt=1)] = 0.01
     swap_blocks: Annotated[int, Within(0, LARGEST)] | None = None
