@@ -208,7 +208,7 @@ def test_one_plane_for_all_depths_gives_way_as_well(tmp_path: Path, preemption: 
     expected = run_on(session, tmp_path / "ample")
     done = run_on(session, tmp_path / "run", session.runs[1])
     assert done.against(expected).is_identical
-    assert done.summary["preemptions"] > 3
+    assert done.summary["preemptions"] > 2
     check(session, session.runs[1], done)
 
 

@@ -28,7 +28,7 @@ def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
         "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 512, "prefill_chunk_size": 128,
         "admission": "priority"},
         "cache": {"num_blocks": 400, "allocation": "incremental", "preemption": "swap",
-        "prefix_caching": True},
+        "prefix_caching": True, "admit": "first_chunk"},
         "workload": {
             "kind": "synthetic", "num_requests": num_requests, "prompt_tokens": [300, 90, 700, 40],
             "output_tokens": [9, 20, 4],
