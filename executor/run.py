@@ -169,7 +169,7 @@ def execute(
 
 
 def make_audit(session: Session, run: PlannedRun) -> AddressAudit:
-    """The audit of one run: it knows the run's chunks and the session's rings and tables."""
+    """The audit of one run: it knows the run's chunks and the session's rings and pool."""
     config, num_loops = run.config, session.shape.num_loops
     return AddressAudit(
         num_loops,
@@ -178,7 +178,7 @@ def make_audit(session: Session, run: PlannedRun) -> AddressAudit:
         config.scheduler.chunk_tokens,
         config.policy.resident_chunks(num_loops),
         session.pools.ring_rows,
-        session.pools.kv.groups,
+        session.pools.kv,
         session.gate(config.exit) is not None,
     )
 

@@ -142,6 +142,8 @@ class Runner:
         start, swapped = self._swap_marks or (self._timeline.mark(), None)
         bucket.meta.update(host, packed.num_words)
         self._programs.run(work, bucket, packed.tile_rows, gate)
+        if self._audit is not None:
+            self._audit.check_copies(work)
         tokens = self._programs.copy_tokens(work.rows) if is_coda else None
         decisions = self._programs.copy_decisions(work.rows) if gate else None
         end = self._timeline.mark()

@@ -42,7 +42,7 @@ class Bed:
         order = np.random.default_rng(0).permutation(3 * groups_per_ring).tolist()
         self.requests = {}
         self.audit = AddressAudit(
-            PLANES, PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv.groups, True
+            PLANES, PLANES, BLOCK_SIZE, CHUNK, PLANES, self.pools.ring_rows, self.pools.kv, True
         )
         for at in range(3):
             groups = tuple(order[at * groups_per_ring : (at + 1) * groups_per_ring])

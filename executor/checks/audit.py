@@ -3,8 +3,9 @@ wrote.
 
 Independent of `executor.packing` and of how the work list is made: it starts from the batch, the prompts and
 what was transferred, and walks token by token. Covers what a row is read from and written to, every K/V tile
-that attention reads, and that a reused prefix holds what it should and is never written to. Slow; for tests
-and `--audit`.
+that attention reads, that a reused prefix holds what it should and is never written to, and, by looking at
+the pool once a batch has run, that a token that left early has its K/V in the planes that it skipped. Slow;
+for tests and `--audit`.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import torch
 
 from executor.checks.slots import Slot, Slots
 from executor.errors import AuditError
+from executor.kernels.kv import KVPools
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HEADER_ROWS, HostMeta
 from executor.kernels.worklist import SPLIT_KEYS, TILE_KEYS, TILES_PER_SPLIT
 from policies.core.seam.batch import PROMPT_STAGES, ScheduledRange, Stage, Transfers, Work
@@ -26,8 +28,8 @@ class AddressAudit:
     """Checks packed batches of a model with `num_loops` depths and `planes` depth planes of K/V.
 
     A ring has `ring_rows` prompt rows, of which a run uses `resident_chunks` slots of `chunk_tokens`, and one
-    decode row. `groups` is the device's block-group table [num_rings, groups_per_ring]. With `has_gate` the
-    exit gate is told the decode rows.
+    decode row. `kv` is the device's pool with its block-group table. With `has_gate` the exit gate is told
+    the decode rows.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class AddressAudit:
         chunk_tokens: int,
         resident_chunks: int,
         ring_rows: int,
-        groups: torch.Tensor,
+        kv: KVPools,
         has_gate: bool = False,
     ) -> None:
         self._num_loops = num_loops
@@ -47,7 +49,7 @@ class AddressAudit:
         self._chunk_tokens = chunk_tokens
         self._resident_chunks = resident_chunks
         self._ring_rows = ring_rows
-        self._groups = groups
+        self._kv = kv
         self._has_gate = has_gate
         self._slots = Slots(planes, block_size)
         self.rows_checked = 0
@@ -103,15 +105,31 @@ class AddressAudit:
     def _expected(self, work: Work, item: ScheduledRange, request: Slot, position: int) -> dict[str, int]:
         expected = self._hidden_rows(work, item.stage, item.depth, item.embeds, request, position)
         plane = self._plane(item) if work.loop_count else item.depth - 1 if work.exit_depths else -1
-        group = request.block_groups[position // self._block_size]
-        slot = (group * self._planes + plane) * self._block_size + position % self._block_size
-        expected["slots"] = slot if plane >= 0 else -1
+        # A staged row may have no blocks yet: they come when its chunk is to run.
+        expected["slots"] = self._slot(request, position, plane) if plane >= 0 else -1
         if work.loop_count:
             is_gated = self._has_gate and item.stage is Stage.RECURRENT
             expected.update(
                 positions=position, gates=request.ring_id * self._num_loops + item.depth if is_gated else -1
             )
         return expected
+
+    def check_copies(self, work: Work) -> None:
+        """Raise `AuditError` unless each token of `work`, which has run, has in the planes that it skipped
+        what it has in the plane of its last loop."""
+        for item in work.ranges if work.exit_depths else ():
+            request, position = self._slots.taken[item.request_id], item.token_start
+            for plane in range(item.depth, self._planes) if item.depth else ():
+                for name, pool in (("K", self._kv.k), ("V", self._kv.v)):
+                    block, offset = divmod(self._slot(request, position, plane), self._block_size)
+                    last = block - plane + item.depth - 1
+                    if not torch.equal(pool[:, block, :, offset], pool[:, last, :, offset]):
+                        sentence = f"plane {plane} has not the {name} of plane {item.depth - 1}, its last"
+                        raise self._error(item, position, sentence)
+
+    def _slot(self, request: Slot, position: int, plane: int) -> int:
+        group = request.block_groups[position // self._block_size]
+        return (group * self._planes + plane) * self._block_size + position % self._block_size
 
     def _plane(self, item: ScheduledRange) -> int:
         return item.depth if self._planes > 1 else 0
@@ -162,7 +180,7 @@ class AddressAudit:
         row = 0
         for item in work.ranges:
             request = self._slots.taken[item.request_id]
-            table = tuple(self._groups[request.ring_id, : len(request.block_groups)].tolist())
+            table = tuple(self._kv.groups[request.ring_id, : len(request.block_groups)].tolist())
             if table != request.block_groups:
                 sentence = (
                     f"the device's table names groups {table}, the transfers gave {request.block_groups}"
