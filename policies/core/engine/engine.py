@@ -12,7 +12,7 @@ from collections.abc import Generator
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InvariantError, StuckError
-from policies.core.seam.events import Arrival, Command, Completion, Event, Submit, Wait
+from policies.core.seam.events import Arrival, Command, Completion, Event, HangUp, Submit, Wait
 from policies.core.seam.inbox import Inbox
 from policies.core.seam.request import Request, Status
 
@@ -63,6 +63,8 @@ class Engine:
         while (mail := self.inbox.pop(self.now_ns)) is not None:
             if isinstance(mail, Arrival):
                 self._let_in(mail.request)
+            elif not isinstance(mail, HangUp):
+                raise TypeError(f"an engine's mail is an Arrival or a HangUp, found {mail!r}")
             elif mail.request_id in self.log.records:
                 self._cancel(mail.at_ns, mail.request_id)
 
