@@ -37,6 +37,7 @@ class Replay(Holdings):
         self.surplus_rows = 0
         self.peak_resident_chunks = 0
         self._formed_seq = self._collected_seq = -1
+        self._host_free_ns = 0
         self._arriving = [track for track in reversed(tracks.values()) if track.status != "refused"]
         self._hang_ups: list[tuple[int, int]] = []
         self._clients_free = rules.concurrency if rules.concurrency is not None else len(tracks)
@@ -181,7 +182,11 @@ class Replay(Holdings):
                     f"request {track.request_id} after batch {batch.seq}: staged {track.staged}, depths "
                     f"{track.done}",
                 )
-        return batch.submitted_ns + (batch.host_ns if self.rules.has_exact_times else 0)
+        if not self.rules.has_exact_times:
+            return batch.submitted_ns
+        launched_ns = max(self._host_free_ns, batch.submitted_ns) + batch.host_ns
+        self._host_free_ns = launched_ns + self.rules.after_submit_ns
+        return launched_ns
 
     def _check_prompt(self, track: Track, item: Range, batch: Batch) -> None:
         """Invariants 2 and 3 against the state before the batch: coverage, causal order, chunk boundaries,
@@ -292,6 +297,7 @@ class Replay(Holdings):
                 track.is_ended = track.status != "cancelled" and track.delivered == track.output_tokens
                 self._clients_free += track.is_ended and self.rules.concurrency is not None
         self._drop_ended()
+        self._host_free_ns = batch.collected_ns + self.rules.after_collect_ns
         return batch.collected_ns
 
     def _drop_ended(self) -> None:

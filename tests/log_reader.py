@@ -21,8 +21,9 @@ class Rules:
     """What the run was told. `resident_chunks` is T under a wavefront and 1 otherwise; `num_groups` is blocks
     in each plane.
 
-    `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, so the time of every
-    chance to form a batch is known. `outputs` is the oracle of the run; without it any number of tokens up to
+    `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, and `after_submit_ns`
+    and `after_collect_ns` until the host could turn to the next batch, so the time of every chance to form a
+    batch is known. `outputs` is the oracle of the run; without it any number of tokens up to
     `max_tokens` may end a request. With early exit tokens may leave after `min_loops` (None: they never
     decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation, under which a
     request begins with blocks for all that is known of it (`whole_context`) or for its first chunk;
@@ -44,6 +45,8 @@ class Rules:
     max_bypasses: int = 8
     concurrency: int | None = None
     has_exact_times: bool = True
+    after_submit_ns: int = 0
+    after_collect_ns: int = 0
     outputs: Mapping[int, int] | None = None
     min_loops: int | None = None
     max_loops: int | None = None

@@ -30,7 +30,7 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
         pytest.skip(f"the shared trace is not at {TRACES / name}")
     raw = {
         "policy": policy,
-        "scheduler": {"max_num_seqs": 32, "prefill_chunk_size": 512, "inflight": 2},
+        "scheduler": {"max_num_seqs": 32, "prefill_chunk_size": 512, "inflight": 4},
         "workload": {"kind": "trace", "path": str(TRACES / name), **CASES[name]},
     }
     simulation = Simulation.prepare(parse_config(raw, Path("."), "test"))
@@ -49,7 +49,7 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
     assert counts[Status.REFUSED] > 0
     assert all(bool(record.reason) == (record.status is Status.REFUSED) for record in ended)
     engine.scheduler.check_drained()
-    settings = engine.scheduler.settings
+    settings, host = engine.scheduler.settings, simulation.latency.loop
     rules = Rules(
         num_loops=engine.scheduler.num_loops,
         max_num_seqs=settings.max_num_seqs,
@@ -60,6 +60,8 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
         num_groups=engine.scheduler.blocks.num_groups,
         block_size=engine.scheduler.blocks.block_size,
         max_context_tokens=engine.scheduler.max_context_tokens,
+        after_submit_ns=host.after_submit_ns,
+        after_collect_ns=host.after_collect_ns,
         outputs={
             request.request_id: workload.oracle.output_tokens(request.request_id)
             for request in workload.requests
