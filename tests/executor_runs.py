@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from executor.checks.fingerprint import Fingerprint, Fingerprints
 from executor.checks.preserve import Comparison, compare
 from executor.run import execute
 from executor.session import PlannedRun, Session
+from executor.timeline import HostTimeline
 from policies.config.overrides import apply_overrides
 from policies.config.runconfig import RunConfig, parse_config
 
@@ -44,6 +46,16 @@ def config_of(*overrides: str, base: dict[str, Any] = BASE) -> RunConfig:
 
 def session_of(*configs: RunConfig, **options: Any) -> Session:
     return Session(configs or (config_of(),), "cpu", **options)
+
+
+class CountingTimeline(HostTimeline):
+    """Every look at the clock finds it 10 us later, so a run does not depend on how fast the machine is."""
+
+    def __init__(self) -> None:
+        self._looks = itertools.count()
+
+    def now_ns(self) -> int:
+        return 10_000 * next(self._looks)
 
 
 @dataclass(frozen=True)

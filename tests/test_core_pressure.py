@@ -2,17 +2,18 @@
 preempted, prefixes are shared, tokens leave early, under every policy. The nine invariants by an outside
 checker.
 
-`SCHEDULES` random schedules in all; a failing one names its seed, and `draw_world(Random(seed))` makes it
-again.
+`SCHEDULES` random schedules in all, as many as `RANDOM_SCHEDULES` says; a failing one names its seed, and
+`draw_world(Random(seed))` makes it again.
 """
 
+import os
 from random import Random
 
 import pytest
 from hash_seeds import outputs_under_two_hash_seeds
 from worlds import VARIANTS, draw_world
 
-SCHEDULES = 10_000
+SCHEDULES = int(os.environ.get("RANDOM_SCHEDULES", "10000"))
 PARTS = 10
 
 

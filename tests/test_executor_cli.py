@@ -21,6 +21,8 @@ from executor.cli import main  # noqa: E402
 from executor.model.weights import named_tensors, random_weights  # noqa: E402
 from executor.programs import Programs  # noqa: E402
 from policies.core.models.shape import OURO_TINY  # noqa: E402
+from results.cli import main as results_main  # noqa: E402
+from sim.cli import main as sim_main  # noqa: E402
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
@@ -109,6 +111,19 @@ def test_a_checkpoint_gives_the_tokens_of_the_same_weights_drawn_from_the_seed(s
         assert summary()["output_token_sha256"] == expected["output_token_sha256"]
         assert summary()["weights"].endswith("ckpt")
     assert expected["weights"] == "random, seed 0"
+
+
+@pytest.mark.parametrize("model", ["ckpt", "ckpt/config.json"])
+def test_a_run_is_replayed_predicted_and_compared_after_its_model_has_moved(model: str) -> None:
+    checkpoint(num_hidden_layers=2)
+    assert run(model=model) == 0
+    Path("ckpt").rename("elsewhere")
+    assert sim_main(["replay", "out"]) == 0
+    assert sim_main(["predict", "out", "--device", "h200", "--out", "predicted", "--jobs", "1"]) == 0
+    (cell,) = Path("predicted/cells").iterdir()
+    (verdict,) = json.loads((cell / "replay.json").read_text())
+    assert verdict["difference"] is None and verdict["num_batches"] > 0
+    assert results_main(["compare", "predicted", "out", "--out", "compared"]) in (0, 1)
 
 
 def test_other_weights_give_other_tokens() -> None:

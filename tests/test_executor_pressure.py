@@ -13,13 +13,21 @@ from log_checker import check_log
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from executor_runs import BASE, Done, config_of, delivered, rules_of, run_on, session_of  # noqa: E402
+from executor_runs import (  # noqa: E402
+    BASE,
+    CountingTimeline,
+    Done,
+    config_of,
+    delivered,
+    rules_of,
+    run_on,
+    session_of,
+)
 
 from executor import swap  # noqa: E402
 from executor.checks.diagnose import diagnose  # noqa: E402
 from executor.session import PlannedRun, Session, plan_runs  # noqa: E402
 from executor.swap import SwapSpace  # noqa: E402
-from executor.timeline import HostTimeline  # noqa: E402
 from policies.config.runconfig import RunConfig  # noqa: E402
 from policies.core.errors import InputError  # noqa: E402
 from policies.registry import POLICIES  # noqa: E402
@@ -90,16 +98,6 @@ def test_a_pool_of_a_third_of_the_demand_changes_no_bit(
     assert done.summary["preemptions"] > 3
     assert (done.summary["swapped_bytes"] > 0) == (done.summary["swap_s"] > 0) == (cell[2] == "swap")
     check(session, run, done)
-
-
-class CountingTimeline(HostTimeline):
-    """Every look at the clock finds it 10 us later, so a run does not depend on how fast the machine is."""
-
-    def __init__(self) -> None:
-        self._looks = itertools.count()
-
-    def now_ns(self) -> int:
-        return 10_000 * next(self._looks)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
