@@ -15,6 +15,7 @@ class Atomic(Policy):
     it."""
 
     name: ClassVar[str] = "atomic"
+    repeats: ClassVar[bool] = True
     splits_prefill: ClassVar[bool] = False
 
     def select(self, view: View) -> Selection | None:

@@ -15,6 +15,7 @@ class Mixed(Policy):
     do not fit."""
 
     name: ClassVar[str] = "mixed"
+    repeats: ClassVar[bool] = True
 
     def select(self, view: View) -> Selection | None:
         return beside_decode(view, oldest_chunks, self._prompt_batch)

@@ -15,6 +15,7 @@ class Split(Policy):
     """A decode row waits for one depth of a chunk and not for four. Without decode work it is atomic."""
 
     name: ClassVar[str] = "split"
+    repeats: ClassVar[bool] = True
 
     def select(self, view: View) -> Selection | None:
         return in_stage_order(view, self._prompt_batch)

@@ -28,6 +28,7 @@ class Wavefront(Policy):
     """
 
     name: ClassVar[str] = "wcpb"
+    repeats: ClassVar[bool] = True
     is_wavefront: ClassVar[bool] = True
 
     mix_decode: bool = True

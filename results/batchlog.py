@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from policies.core.engine.runlog import BATCH_COLUMNS
+from policies.core.engine.batchlines import BATCH_COLUMNS
 from policies.core.seam.batch import Stage
 from results.csvlog import Columns, Fields, Row, read_rows
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from policies.core.engine.runlog import BATCH_COLUMNS
+from policies.core.engine.batchlines import BATCH_COLUMNS
 from policies.core.errors import InputError
 from policies.process.sentences import one_line
 from results import batchlog, requestlog

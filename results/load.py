@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from policies.core.engine.runlog import BATCH_COLUMNS
+from policies.core.engine.batchlines import BATCH_COLUMNS
 from policies.core.errors import InputError
 from policies.process.documents import MAX_CONFIG_BYTES, parse_yaml, read_text
 from results.batchlog import LoggedBatch, read_batches

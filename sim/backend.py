@@ -15,37 +15,25 @@ host's does, by a factor from a log-normal stream of the run's seed; batches of 
 same time.
 """
 
-import random
-from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any
 
 import simpy
 from simpy.events import EventPriority
 
 from policies.core.engine.engine import Engine, advance
 from policies.core.errors import StuckError
-from policies.core.seam.batch import ExecutionBatch
-from policies.core.seam.events import Completion, Event, Submit, Tick
+from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.events import Completion, Event, Repeat, Stretch, Submit, Tick
 from policies.core.seam.inbox import Mailbox
 from policies.core.seam.oracle import Foresight
-from policies.costs.latency import LatencyModel, Prediction
+from policies.costs.latency import LatencyModel
+from sim.pipeline import HostSpread, Pipeline
 
 SimProcess = Generator[simpy.Event, Any, None]
 LAST_OF_ITS_TIME = EventPriority(2)
 """A SimPy priority below NORMAL: the host looks into its inbox when everything else of an instant has
 happened."""
-
-
-class Flight(NamedTuple):
-    """A batch that has been handed to the device: when it begins and ends there, and how long of that the
-    device waits for its launch."""
-
-    batch: ExecutionBatch
-    prediction: Prediction
-    started_ns: int
-    finished_ns: int
-    waited_ns: int
 
 
 class SimBackend:
@@ -63,6 +51,7 @@ class SimBackend:
         foresight: Foresight,
         is_stopped: Callable[[], bool] = lambda: False,
         seed: int = 0,
+        skips: bool = True,
     ) -> None:
         self._env = env
         self._engine = engine
@@ -70,13 +59,8 @@ class SimBackend:
         self._latency = latency
         self._foresight = foresight
         self._is_stopped = is_stopped
-        self._loop = latency.loop
-        self._host_rng = random.Random(f"{seed} host")
-        self._flights: deque[Flight] = deque()
-        self._device_free_ns = -self._loop.device_gap_ns
-        """When the device is through with all that it was given."""
-        self._free_ns = 0
-        """From when on the host is free to act on what it last heard."""
+        self._pipeline = Pipeline(latency.loop, HostSpread(seed, latency.loop.host_spread))
+        self._skips = skips and not self._inbox.is_open
         self._host_waits: simpy.Event | None = None
         self._alarm: tuple[int, simpy.Event] | None = None
         if isinstance(self._inbox, Mailbox):
@@ -98,7 +82,7 @@ class SimBackend:
             raise
 
     def _host(self) -> SimProcess:
-        loop = self._engine.run()
+        loop = self._engine.run(repeats=self._skips)
         is_open = self._inbox.is_open
         if is_open:
             yield self._everything_until(0)
@@ -109,38 +93,47 @@ class SimBackend:
             event: Event
             if isinstance(command, Submit):
                 event = self._submit(command.batch)
+            elif isinstance(command, Repeat):
+                now_ns, completions = int(self._env.now), self._repeat(command)
+                if completions and completions[-1].finished_ns > now_ns:
+                    yield self._env.timeout(completions[-1].finished_ns - now_ns)
+                event = Stretch(completions)
             else:
                 event = yield from self._wait(command.until_ns)
-            if is_open:
+            if is_open and not isinstance(event, Stretch):
                 yield self._everything_until(event.now_ns)
             command = advance(loop, event)
 
     def _submit(self, batch: ExecutionBatch) -> Tick:
-        loop = self._loop
         self._foresight.see(batch.transfers)
         prediction = self._latency.times(batch.work, batch.transfers.swapped_bytes)
-        if loop.host_spread:
-            prediction = prediction.slowed(self._host_rng.lognormvariate(0.0, loop.host_spread))
-        prepared_ns = max(self._free_ns, int(self._env.now)) + prediction.select_ns + prediction.prepare_ns
-        launched_ns = prepared_ns + prediction.launch_ns
-        ready_ns = prepared_ns + loop.mark_ns
-        started_ns = max(ready_ns, self._device_free_ns + loop.device_gap_ns)
-        waited_ns = prediction.waiting_ns(ready_ns, started_ns)
-        self._device_free_ns = finished_ns = started_ns + prediction.device_ns + waited_ns
-        self._flights.append(Flight(batch, prediction, started_ns, finished_ns, waited_ns))
-        self._free_ns = launched_ns + loop.after_submit_ns
-        return Tick(launched_ns)
+        return Tick(self._pipeline.launch(batch.seq, batch.work, prediction, int(self._env.now)))
+
+    def _repeat(self, command: Repeat) -> list[Completion]:
+        """Launch and collect in turn, as often as `command` allows and no request comes to its end."""
+        works, foresight = command.works, self._foresight
+        if any([foresight.stops(flight.work) for flight in self._pipeline.flights]):
+            return []
+        most = command.most * len(works)
+        for at, work in enumerate(works):
+            if work.stage is Stage.CODA:
+                turns = min([foresight.num_tokens_ahead(item) for item in work.ranges])
+                most = min(most, at + turns * len(works))
+        times = [self._latency.ahead(work) for work in works]
+        now_ns = int(self._env.now)
+        return self._pipeline.repeat(works, times, command.first_seq, most, command.until_ns, now_ns)
 
     def _wait(self, until_ns: int | None) -> Generator[simpy.Event, Any, Event]:
         """The next completion, or the time once `until_ns` has come: a completion at that very time comes
         after it. Mail that is posted meanwhile ends the wait too."""
-        env, flights = self._env, self._flights
+        env, flights = self._env, self._pipeline.flights
         while True:
             now_ns, wake_ns = int(env.now), until_ns
             if flights and (until_ns is None or flights[0].finished_ns < until_ns):
                 wake_ns = flights[0].finished_ns
                 if wake_ns <= now_ns:
-                    return self._collect(max(self._free_ns, now_ns) + self._loop.collect_ns)
+                    work, foresight = flights[0].work, self._foresight
+                    return self._pipeline.collect(now_ns, foresight.stops(work), foresight.early_exits(work))
             elif until_ns is not None and until_ns <= now_ns:
                 return Tick(now_ns)
             if self._inbox.is_open:
@@ -152,24 +145,6 @@ class SimBackend:
             else:
                 assert wake_ns is not None, "the engine waits, nothing is in flight and nobody may post"
                 yield env.timeout(wake_ns - now_ns)
-
-    def _collect(self, now_ns: int) -> Completion:
-        """The oldest batch, which is done, and of which the host has learnt at `now_ns`."""
-        self._free_ns = now_ns + self._loop.after_collect_ns
-        done = self._flights.popleft()
-        batch, prediction = done.batch, done.prediction
-        return Completion(
-            batch.seq,
-            now_ns,
-            done.started_ns,
-            done.finished_ns,
-            self._foresight.stops(batch.work),
-            prediction.select_ns,
-            prediction.host_ns,
-            prediction.limit_ns,
-            prediction.components_after(done.waited_ns),
-            self._foresight.early_exits(batch.work),
-        )
 
     def _alarm_at(self, until_ns: int) -> simpy.Event:
         """A timeout at `until_ns`, made once however often the host waits for the same."""

@@ -57,35 +57,46 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Batches and request-steps (requests summed over batches) per second of wall time, and the mean
-    batch."""
+    """Batches per second of wall time, requests in a mean batch (0: not counted), how many stretches were
+    taken in one step, and the share of batches in them."""
 
     batches_per_s: float
-    steps_per_s: float
     mean_batch: float
+    num_stretches: int
+    share: float
 
 
-class _CountingStream(io.StringIO):
+class _Sink(io.StringIO):
     """Takes the batch log and keeps none of it, so that memory measures the simulator."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class _CountingSink(_Sink):
+    """Counts requests in lines that come one by one."""
 
     num_requests = 0
 
-    def write(self, line: str) -> int:
-        fields = line.split(",", 4)
+    def write(self, text: str) -> int:
+        fields = text.split(",", 4)
         if fields[0] != "seq":
             self.num_requests += int(fields[3])
-        return len(line)
+        return len(text)
 
 
-def measure(load: Load) -> Speed:
-    simulation, stream = load.simulation(), _CountingStream()
-    engine = simulation.engine(stream)
-    backend = simulation.backend(engine)
+def measure(load: Load, skips: bool) -> Speed:
+    """Simulate `load`, with its log, in stretches or batch by batch."""
+    simulation, counted = load.simulation(), _CountingSink()
+    engine = simulation.engine(_Sink() if skips else counted)
+    backend = simulation.backend(engine, skips=skips)
     started = time.perf_counter()
     backend.run()
     seconds = time.perf_counter() - started
     batches = engine.log.totals.num_batches
-    return Speed(batches / seconds, stream.num_requests / seconds, stream.num_requests / batches)
+    return Speed(
+        batches / seconds, counted.num_requests / batches, engine.num_stretches, engine.num_repeated / batches
+    )
 
 
 def simpy_timeouts_per_s(count: int = 400_000) -> float:
@@ -124,26 +135,38 @@ def main(trace: Path | None) -> None:
     """Print the table; with `trace` also simulate that whole trace and report its peak memory."""
     console = Console(width=120)
     timeouts = max(simpy_timeouts_per_s() for _ in range(2))
-    table = Table("load", "mean batch", "batches/s", "request-steps/s", "SimPy timeouts per batch")
+    table = Table(
+        "load", "mean batch", "batches/s one by one", "in stretches", "SimPy timeouts per batch", "stretches",
+        "batches in them",
+    )  # fmt: skip
     for load in (
         Load("wcpb", 8, 300),
         Load("mixed", 8, 300),
         Load("wcpb", 64, 600),
         Load("mixed", 64, 600),
         Load("atomic", 64, 600),
+        Load("wcpb", 7, 21, 16, 1000),
+        Load("wcpb", 54, 108, 16, 1000),
     ):
-        speed = max((measure(load) for _ in range(2)), key=lambda item: item.batches_per_s)
+        single, skipping = (
+            max((measure(load, skips) for _ in range(2)), key=lambda item: item.batches_per_s)
+            for skips in (False, True)
+        )
         table.add_row(
-            f"{load.policy}, max_num_seqs {load.max_num_seqs}",
-            f"{speed.mean_batch:.1f}",
-            f"{speed.batches_per_s:,.0f}",
-            f"{speed.steps_per_s:,.0f}",
-            f"{timeouts / speed.batches_per_s:.0f}",
+            f"{load.policy}, max_num_seqs {load.max_num_seqs}, {load.output_tokens} tokens",
+            f"{single.mean_batch:.1f}",
+            f"{single.batches_per_s:,.0f}",
+            f"{skipping.batches_per_s:,.0f}",
+            f"{timeouts / single.batches_per_s:.0f}, {timeouts / skipping.batches_per_s:.0f}",
+            f"{skipping.num_stretches:,}",
+            f"{skipping.share:.0%}",
         )
     console.print(table)
     console.print(f"plain SimPy: {timeouts:,.0f} timeouts/s; {PEERS}")
     console.print(f"start-up to finished one-request run: {min(start_up_s() for _ in range(2)):.2f} s")
-    short, long = (measure(Load("wcpb", 8, count, 16, 1, 1)).batches_per_s for count in (10_000, 100_000))
+    short, long = (
+        measure(Load("wcpb", 8, count, 16, 1, 1), True).batches_per_s for count in (10_000, 100_000)
+    )
     console.print(f"overloaded queue, 10 k against 100 k requests: {short:,.0f} and {long:,.0f} batches/s")
     if trace is not None:
         _measure_trace(console, trace)

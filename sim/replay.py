@@ -24,8 +24,9 @@ from typing import Any
 import simpy
 
 from policies.assembly import assemble
+from policies.core.engine.batchlines import BATCH_COLUMNS, batch_line
 from policies.core.engine.engine import Engine, advance
-from policies.core.engine.runlog import BATCH_COLUMNS, REQUEST_COLUMNS, RequestRecord, batch_line
+from policies.core.engine.runlog import REQUEST_COLUMNS, RequestRecord
 from policies.core.errors import InputError, InvariantError, SelectionError
 from policies.core.seam.batch import ExecutionBatch
 from policies.core.seam.events import Command, Completion, Event, Submit, Tick, Wait

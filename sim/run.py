@@ -91,12 +91,14 @@ class Simulation:
         engine: Engine,
         env: simpy.Environment | None = None,
         is_stopped: Callable[[], bool] = lambda: False,
+        skips: bool = True,
     ) -> SimBackend:
-        """What runs `engine`, in `env` or in an environment of its own."""
+        """What runs `engine`, in `env` or in an environment of its own; without `skips`
+        batch by batch."""
         rule = self.config.exit.rule(self.model.num_loops)
         foresight = Foresight(self.workload.oracle, self.exits, rule)
         env = env or simpy.Environment()
-        return SimBackend(env, engine, self.latency, foresight, is_stopped, self.config.seed)
+        return SimBackend(env, engine, self.latency, foresight, is_stopped, self.config.seed, skips)
 
 
 def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:

@@ -5,7 +5,7 @@ import math
 from itertools import product
 from pathlib import Path
 
-from policies.core.engine.runlog import ranges_text
+from policies.core.engine.batchlines import ranges_text
 from policies.core.models.shape import OURO_1_4B
 from policies.core.seam.batch import ScheduledRange, Stage
 from policies.costs.features import Cutting

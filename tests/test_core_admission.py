@@ -7,8 +7,9 @@ import pytest
 from toy_backend import World, model_with, run
 
 from policies.atomic import Atomic
+from policies.core.engine.batchlines import compress
 from policies.core.engine.engine import Engine
-from policies.core.engine.runlog import RunLog, compress
+from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, InvariantError
 from policies.core.memory.admission import AdmissionQueue

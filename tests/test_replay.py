@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from policies.config.runconfig import parse_config
-from policies.core.engine.runlog import BATCH_COLUMNS
+from policies.core.engine.batchlines import BATCH_COLUMNS
 from policies.registry import POLICIES
 from sim import replay as replay_module
 from sim.cli import main

@@ -15,7 +15,8 @@ import pytest
 from results_runs import REQUESTS, config_of, identity_of, write_run
 
 from policies.config.runconfig import parse_config
-from policies.core.engine.runlog import BATCH_COLUMNS, RequestRecord, RunLog
+from policies.core.engine.batchlines import BATCH_COLUMNS
+from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.errors import InputError
 from policies.core.seam.batch import Stage
 from policies.core.seam.request import Request, Status

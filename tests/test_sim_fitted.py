@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from synthetic_profile import BUCKETS, TRUTH, decodes, prompts, write_profile
 
 from policies.config.runconfig import parse_config
-from policies.core.engine.runlog import ranges_text
+from policies.core.engine.batchlines import ranges_text
 from policies.core.errors import InputError
 from policies.core.models.shape import OURO_1_4B, OURO_2_6B, OURO_TINY
 from policies.core.seam.batch import Stage, Work

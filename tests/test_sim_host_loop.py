@@ -62,7 +62,7 @@ def test_a_run_on_recorded_times_is_as_long_as_the_recorded_run(run: Run) -> Non
     loop = dataclasses.replace(read_model(DEVICES / "h200.json").loop, host_spread=0.0)
     latency = RecordedTimes(run, simulation, loop, launching_ns=35_000)
     engine = simulation.engine()
-    dataclasses.replace(simulation, latency=latency).backend(engine).run()
+    dataclasses.replace(simulation, latency=latency).backend(engine, skips=False).run()
     log = engine.log
     simulated, recorded = log.totals.last_finished_ns, int(latency.rows[-1]["finished_ns"])
     if not any(request.arrival_ns for request in simulation.workload.requests):

@@ -2,8 +2,9 @@
 `policies.costs.features` what they multiply."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 from policies.core.errors import InputError
@@ -90,6 +91,22 @@ class FittedModel(LatencyModel):
                 )
                 limit_ns = self._roofline.limit_ns(work)
         return Prediction(components, limit_ns, *self._host_ns(work.stage, len(ranges), rows, loops))
+
+    def ahead(self, work: Work) -> Iterator[Prediction]:
+        """Time goes by history tiles, so it stays until some row comes into its next one; the limit goes by
+        tokens."""
+        if not work.loop_count:
+            yield from repeat(self.predict(work))
+        tile_keys, limits = self.file.cutting.tile_keys, self._roofline
+        kv_tokens, pairs = work.attention_work()
+        tokens = 0
+        while True:
+            prediction = self.predict(work.moved(tokens))
+            left = min([tile_keys - (item.token_start + tokens) % tile_keys for item in work.ranges])
+            for more in range(tokens * work.rows, (tokens + left) * work.rows, work.rows):
+                parts = limits.recurrent_parts(work.loop_count, work.rows, kv_tokens + more, pairs + more)
+                yield prediction._replace(limit_ns=int(sum(parts)))
+            tokens += left
 
     def features(self, work: Work) -> Features:
         """What the time of recurrent `work` depends on."""

@@ -5,7 +5,9 @@ Every answer can be traced: `provenance` says what the numbers come from and whi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from policies.core.models.shape import ModelShape
@@ -115,6 +117,10 @@ class LatencyModel(ABC):
     @abstractmethod
     def predict(self, work: Work) -> Prediction:
         """The times of `work` without transfers to and from host memory; deterministic."""
+
+    def ahead(self, work: Work) -> Iterator[Prediction]:
+        """`predict` of decode work, then of the same with every row a token further, without end."""
+        return map(self.predict, map(work.moved, count()))
 
     def times(self, work: Work, swapped_bytes: int = 0) -> Prediction:
         """All times of a batch: its rows wait for `swapped_bytes` of transfers, which take the device's host

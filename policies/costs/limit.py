@@ -99,6 +99,7 @@ class Roofline:
             return Parts(0.0, 0.0, 0.0, self.lm_head_ns(work.rows), self.copies_ns(work))
         if work.loop_count == 0:
             return Parts(self.embed_ns(work.rows), 0.0, 0.0, 0.0)
-        kv_tokens, pairs = work.attention_work()
-        loops = work.loop_count
-        return Parts(0.0, loops * self.linear_ns(work.rows), loops * self.attention_ns(kv_tokens, pairs), 0.0)
+        return self.recurrent_parts(work.loop_count, work.rows, *work.attention_work())
+
+    def recurrent_parts(self, loops: int, rows: int, kv_tokens: int, pairs: int) -> Parts:
+        return Parts(0.0, loops * self.linear_ns(rows), loops * self.attention_ns(kv_tokens, pairs), 0.0)

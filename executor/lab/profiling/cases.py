@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
-from policies.core.engine.runlog import ranges_text
+from policies.core.engine.batchlines import ranges_text
 from policies.core.seam.batch import ScheduledRange, Stage, Work
 from results.profile import ProfileRow
 

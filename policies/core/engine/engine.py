@@ -7,12 +7,26 @@ nanoseconds. Whatever mail is due by then is taken before a completion is applie
 formed.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
+from policies.core.engine.rhythm import Turn
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
+from policies.core.engine.stretch import Stretches
 from policies.core.errors import InvariantError, StuckError
-from policies.core.seam.events import Arrival, Command, Completion, Event, HangUp, Submit, Wait
+from policies.core.progress.state import RequestState
+from policies.core.seam.events import (
+    Arrival,
+    Command,
+    Completion,
+    Event,
+    HangUp,
+    Repeat,
+    Stretch,
+    Submit,
+    Tick,
+    Wait,
+)
 from policies.core.seam.inbox import Inbox
 from policies.core.seam.request import Request, Status
 
@@ -29,34 +43,74 @@ class Engine:
         self.inbox = inbox
         self.log = log
         self.now_ns = 0
+        self.num_stretches = self.num_repeated = 0
+        """Stretches that were taken in one step, and the batches in them."""
         self._device_free_ns = 0
 
-    def run(self) -> Generator[Command, Event, None]:
+    def run(self, repeats: bool = False) -> Generator[Command, Event, None]:
         """Drive the run to its end: no more mail will come, and nothing is left to do. Raises when an
         invariant breaks, a policy errs, or requests are stuck.
 
-        With `inflight` n the loop submits up to n batches before it waits for the first: selection reads
-        scheduled progress.
+        Where `repeats`, it asks for stretches of batches that it need not decide one by one (`Repeat`); what
+        comes of them is the same. With `inflight` n the loop submits up to n batches before it waits for the
+        first: selection reads scheduled progress.
         """
         scheduler, inbox = self.scheduler, self.inbox
+        stretches = Stretches(scheduler, scheduler.rhythm) if repeats and scheduler.rhythm else None
         in_flight, inflight = scheduler.in_flight, scheduler.settings.inflight
         while True:
             self._take_mail()
             if len(in_flight) < inflight:
+                turn = stretches.next_turn() if stretches is not None else None
+                if stretches is not None and turn is not None:
+                    stretch = yield Repeat(turn.first_seq, turn.works, turn.most, inbox.next_ns())
+                    assert isinstance(stretch, Stretch), "Repeat is answered with a Stretch"
+                    if stretch.completions:
+                        self._repeat(stretches, turn, stretch.completions)
+                        continue
                 batch = scheduler.form_batch(self.now_ns)
                 if batch is not None:
                     self.log.formed(self.now_ns, scheduler.lacks)
                     for item in batch.transfers.preemptions:
                         self.log.records[item.request_id].preemptions += 1
-                    self._hear((yield Submit(batch)))
+                    self._hear(_plain((yield Submit(batch))))
                     continue
                 until_ns = inbox.next_ns()
                 if until_ns is None and not in_flight and (inbox.is_exhausted or not inbox.is_open):
                     self._check_end()
                     return
-                self._hear((yield Wait(until_ns)))
+                self._hear(_plain((yield Wait(until_ns))))
             else:
-                self._hear((yield Wait(None)))
+                self._hear(_plain((yield Wait(None))))
+
+    def _repeat(self, stretches: Stretches, turn: Turn, completions: Sequence[Completion]) -> None:
+        """Take in a stretch: batches of `turn` were formed, as many as were collected, and the first of these
+        had been in flight before."""
+        scheduler, log = self.scheduler, self.log
+        self.num_stretches += 1
+        self.num_repeated += len(completions)
+        formed_ns = [self.now_ns, *[item.now_ns for item in completions[:-1]]]
+        log.formed(formed_ns[0], scheduler.lacks)
+        log.formed(formed_ns[-1], scheduler.lacks)
+        num_earlier = min(len(scheduler.in_flight), len(completions))
+        stretches.form(turn, formed_ns)
+        for completion in completions[:num_earlier]:
+            self._hear(completion)
+        completions = completions[num_earlier:]
+        if not completions:
+            return
+        after_seq = turn.first_seq - num_earlier - 1
+        self._device_free_ns = log.repeated(turn.works, turn.first_seq, after_seq, formed_ns, completions)
+        self.now_ns = completions[-1].now_ns
+        for state, at in stretches.collect(turn, len(completions)):
+            self._deliver(state, [item.finished_ns for item in completions[at :: len(turn.works)]])
+
+    def _deliver(self, state: RequestState, finished_ns: Sequence[int]) -> None:
+        record = self.log.records[state.request_id]
+        if record.first_scheduled_ns is None:
+            record.status = Status.RUNNING
+            record.first_scheduled_ns = state.first_scheduled_ns
+        record.token_ns.extend(finished_ns)
 
     def _take_mail(self) -> None:
         """Let in whoever has arrived and cancel for whoever has hung up by now."""
@@ -88,7 +142,7 @@ class Engine:
         request = self.log.ended(request_id, status, finished_ns).request
         self.inbox.ended(request, status, known_ns)
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: Tick | Completion) -> None:
         """Take in an event. A client that hung up before the engine learnt of a completion does not get its
         token."""
         if event.now_ns < self.now_ns:
@@ -113,11 +167,7 @@ class Engine:
             )
         self._device_free_ns = completion.finished_ns
         for state, has_ended in delivered:
-            record = self.log.records[state.request_id]
-            if record.first_scheduled_ns is None:
-                record.status = Status.RUNNING
-                record.first_scheduled_ns = state.first_scheduled_ns
-            record.token_ns.append(completion.finished_ns)
+            self._deliver(state, (completion.finished_ns,))
             if has_ended:
                 self._end(state.request_id, Status.FINISHED, completion.finished_ns, completion.now_ns)
         self.log.completed(batch, completion)
@@ -136,6 +186,11 @@ class Engine:
             raise InvariantError(
                 f"invariant 7: the run ended and {len(self.log.records)} of its requests did not: {left}"
             )
+
+
+def _plain(event: Event) -> Tick | Completion:
+    assert not isinstance(event, Stretch), "only Repeat is answered with a Stretch"
+    return event
 
 
 def advance(loop: Generator[Command, Event, None], event: Event) -> Command | None:

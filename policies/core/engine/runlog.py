@@ -1,29 +1,24 @@
 """What a run leaves behind while it runs: one CSV line per batch, and one record per request, handed on as
 soon as it has ended.
 
-The batch log is the evidence: every invariant can be checked from it alone. Column names and order are a
-public contract; columns after `ranges` are ours and may grow. The log formats, it does not compute
-statistics. However long a run, it holds records of requests that wait or run, of all others their ids, and
-counts of batches by host time.
+The batch log is the evidence: every invariant can be checked from it alone. The log computes no statistics.
+However long a run, it holds records of requests that wait or run, of all others their ids, and counts of
+batches by host time. `batchlines.py` knows how batches become text.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from typing import Protocol
 
+from policies.core.engine.batchlines import BATCH_COLUMNS, batch_line, repeated_lines
 from policies.core.errors import InvariantError
-from policies.core.seam.batch import NO_TRANSFERS, ExecutionBatch, ScheduledRange, Stage, Transfers
+from policies.core.seam.batch import ExecutionBatch, Stage, Work
 from policies.core.seam.events import COMPONENTS, Completion
 from policies.core.seam.request import Request, Status
 
-BATCH_COLUMNS = (
-    "seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "started_ns", "finished_ns",
-    "select_ns", "ranges", "collected_ns", "after_seq", "host_ns", "limit_ns",
-    *(f"{name}_ns" for name in COMPONENTS), "allocated", "exits", "grown", "preempted", "resumed", "reused",
-)  # fmt: skip
 REQUEST_COLUMNS = (
     "request_id", "arrival_ns", "prompt_tokens", "output_tokens", "status", "first_scheduled_ns",
     "first_token_ns", "finished_ns", "preemptions", "max_tokens", "priority", "reason", "token_ns", "content",
@@ -92,6 +87,13 @@ class BatchTotals:
     last_finished_ns: int = 0
     select_ns: Counter[int] = field(default_factory=Counter)
     host_ns: Counter[int] = field(default_factory=Counter)
+
+    def add_idle(self, free_ns: int, formed_ns: int, started_ns: int, busy_ns: int) -> None:
+        """The device was idle from `free_ns` until a batch started that the host formed and was busy with."""
+        launched_ns = min(started_ns, max(free_ns, formed_ns + busy_ns))
+        self.idle_ns += started_ns - free_ns
+        self.idle_host_ns += max(0, launched_ns - max(free_ns, formed_ns))
+        self.idle_launch_ns += started_ns - launched_ns
 
     @property
     def num_batches(self) -> int:
@@ -185,96 +187,64 @@ class RunLog:
         if totals.first_started_ns is None:
             totals.first_started_ns = started_ns
         elif started_ns > totals.last_finished_ns:
-            free_ns = totals.last_finished_ns
-            launched_ns = min(
-                started_ns, max(free_ns, batch.formed_ns + completion.select_ns + completion.host_ns)
-            )
-            totals.idle_ns += started_ns - free_ns
-            totals.idle_host_ns += max(0, launched_ns - max(free_ns, batch.formed_ns))
-            totals.idle_launch_ns += started_ns - launched_ns
+            busy_ns = completion.select_ns + completion.host_ns
+            totals.add_idle(totals.last_finished_ns, batch.formed_ns, started_ns, busy_ns)
         totals.last_finished_ns = finished_ns
         if self._batches is not None:
             self._batches.write(batch_line(batch, completion))
 
+    def repeated(
+        self,
+        works: Sequence[Work],
+        first_seq: int,
+        after_seq: int,
+        formed_ns: Sequence[int],
+        completions: Sequence[Completion],
+    ) -> int:
+        """The same as `completed` for each of `completions`, of batches that come again and again as `works`,
+        the rows a token further each time; nothing is transferred with them and nobody leaves early. Return
+        when the device is through.
+
+        Raises `InvariantError` where times go back.
+        """
+        totals, size = self.totals, len(works)
+        for at, work in enumerate(works):
+            same = completions[at::size]
+            if same:
+                self._add(work, same)
+        free_ns = totals.last_finished_ns
+        for formed, (_, now_ns, started_ns, finished_ns, _, select_ns, host_ns, *_) in zip(
+            formed_ns, completions, strict=False
+        ):
+            if not (formed <= started_ns <= finished_ns <= now_ns and free_ns <= started_ns):
+                raise InvariantError(
+                    f"invariant 6: a batch formed at {formed}, started at {started_ns}, finished at "
+                    f"{finished_ns}, collected at {now_ns} ns, the one before it finished at {free_ns}"
+                )
+            if started_ns > free_ns:
+                totals.add_idle(free_ns, formed, started_ns, select_ns + host_ns)
+            free_ns = finished_ns
+        totals.last_finished_ns = free_ns
+        if self._batches is not None:
+            lines = repeated_lines(works, first_seq, after_seq, formed_ns, completions)
+            self._batches.write("".join(lines))
+        return free_ns
+
+    def _add(self, work: Work, completions: Sequence[Completion]) -> None:
+        """Sums over batches of one shape."""
+        totals, count = self.totals, len(completions)
+        totals.recurrent_invocations += work.loop_count * count
+        totals.recurrent_rows += work.loop_count * work.rows * count
+        stage = totals.by_stage.setdefault(work.stage, StageTotals())
+        stage.num_batches += count
+        stage.device_ns += sum([item.finished_ns - item.started_ns for item in completions])
+        stage.limit_ns += sum([item.limit_ns for item in completions])
+        stage.host_ns += sum([item.host_ns for item in completions])
+        parts = zip(*[item.components_ns for item in completions], strict=True)
+        stage.components_ns = list(map(add, stage.components_ns, map(sum, parts))) or stage.components_ns
+        totals.select_ns.update([(item.select_ns + 5) // 10 * 10 for item in completions])
+        totals.host_ns.update([(item.host_ns + 5) // 10 * 10 for item in completions])
+
 
 def _rounded(host_ns: int) -> int:
     return (host_ns + 5) // 10 * 10
-
-
-_STAGE_FIELD = {stage: f":{stage.value}:" for stage in Stage}
-
-
-def ranges_text(ranges: tuple[ScheduledRange, ...]) -> str:
-    """Ranges as `request:stage:depth:start:count`, joined by spaces, in batch order.
-
-    Unpacked and not read by name: two thirds of the time, in the place where a run spends most of it.
-    """
-    return " ".join(
-        [
-            f"{request_id}{_STAGE_FIELD[stage]}{depth}:{start}:{count}"
-            for request_id, stage, depth, start, count, _, _, _ in ranges
-        ]
-    )
-
-
-_NOTHING_MOVED = ("", "", "", "", "")
-
-
-def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
-    """One line of `batches.csv`; `exits` are the requests whose token the completion reported as having left
-    early.
-
-    `allocated` and `grown` are `request:groups` (see `compress`). `preempted` is `request:recompute` or
-    `request:swap:groups` with the groups copied out; `resumed` is `request:kept tokens:groups copied in` for
-    those of `allocated` that had been preempted. `reused` is `request:groups` with the number of leading
-    groups of `allocated` that hold a shared prefix.
-    """
-    work, formed_ns = batch.work, batch.formed_ns
-    components = (
-        ",".join(map(str, completion.components_ns))
-        if completion.components_ns
-        else "," * (len(COMPONENTS) - 1)
-    )
-    exits = " ".join(map(str, sorted(completion.exits))) if completion.exits else ""
-    moved = _NOTHING_MOVED if batch.transfers is NO_TRANSFERS else _moved(batch.transfers)
-    allocated, grown, preempted, resumed, reused = moved
-    return (
-        f"{batch.seq},{work.stage},{work.loop_count},{work.num_requests},{work.rows},{formed_ns},"
-        f"{completion.started_ns},{completion.finished_ns},{completion.select_ns},{ranges_text(work.ranges)},"
-        f"{completion.now_ns},{batch.after_seq},{completion.host_ns},{completion.limit_ns},{components},"
-        f"{allocated},{exits},{grown},{preempted},{resumed},{reused}\n"
-    )
-
-
-def _moved(transfers: Transfers) -> tuple[str, str, str, str, str]:
-    """The columns that say what was transferred: allocated, grown, preempted, resumed, reused."""
-    allocated = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in transfers.allocations)
-    grown = " ".join(f"{item.request_id}:{compress(item.block_groups)}" for item in transfers.growths)
-    preempted = " ".join(
-        f"{item.request_id}:swap:{compress(item.block_groups)}"
-        if item.is_swapped
-        else f"{item.request_id}:recompute"
-        for item in transfers.preemptions
-    )
-    resumed = " ".join(
-        f"{item.request_id}:{item.num_kept_tokens}:{item.num_swapped_groups}"
-        for item in transfers.allocations
-        if item.is_resumed
-    )
-    reused = " ".join(
-        f"{item.request_id}:{item.num_reused_groups}"
-        for item in transfers.allocations
-        if item.num_reused_groups
-    )
-    return allocated, grown, preempted, resumed, reused
-
-
-def compress(groups: tuple[int, ...]) -> str:
-    """Block groups in token order as runs: (4, 5, 6, 2) is `4-6+2`."""
-    runs: list[str] = []
-    start = 0
-    for end in range(1, len(groups) + 1):
-        if end == len(groups) or groups[end] != groups[end - 1] + 1:
-            runs.append(str(groups[start]) if end - start == 1 else f"{groups[start]}-{groups[end - 1]}")
-            start = end
-    return "+".join(runs)

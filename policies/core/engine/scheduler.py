@@ -7,6 +7,7 @@ then commit: a selection is checked whole before any frontier moves. Knows no cl
 
 from collections import deque
 
+from policies.core.engine.rhythm import Rhythm
 from policies.core.engine.validation import derive
 from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
 from policies.core.memory.allocator import Allocator
@@ -52,7 +53,7 @@ class Scheduler:
             )
         self.max_context_tokens = model.max_context_tokens
         self.residents = Residents(model, settings, cache, policy.resident_chunks(model.num_loops))
-        self._allocator = Allocator(self.residents, cache, settings.max_num_seqs)
+        self.allocator = Allocator(self.residents, cache, settings.max_num_seqs)
         self.blocks = self.residents.blocks
         self.rings = self.residents.rings
         self.waiting = self.residents.waiting
@@ -60,13 +61,14 @@ class Scheduler:
         self.surplus_rows = 0
         self.peak_hidden_rows = 0
         self.tokens_by_loops = [0] * (model.num_loops + 1)
-        self._next_seq = 0
+        self.next_seq = 0
         self.in_flight: deque[ExecutionBatch] = deque()
         """Batches formed and not yet collected, the oldest first."""
         self._surplus_until = -1
         self._shares_prefixes = cache.prefix_caching
         self._prompt_batches_since_decode = 0
         self._has_planes = self.blocks.planes > 1
+        self.rhythm = Rhythm() if policy.repeats and not self.exits.has_decisions else None
 
     @property
     def has_requests(self) -> bool:
@@ -102,7 +104,7 @@ class Scheduler:
 
         Raises `SelectionError` for a wrong proposal and `StuckError` when the policy passes over ready work.
         """
-        plan = self._allocator.allocate()
+        plan = self.allocator.allocate()
         order = self.residents.order
         if plan is not None and plan.withheld:
             order = tuple([state for state in order if state.request_id not in plan.withheld])
@@ -136,12 +138,16 @@ class Scheduler:
                 self._check_room(work)
         except SelectionError as error:
             raise SelectionError(f"policy {self.policy.name}: {error}") from None
-        seq = self._next_seq
-        self._next_seq = seq + 1
-        self._commit(work, seq, now_ns)
+        seq = self.next_seq
+        self.next_seq = seq + 1
+        self.commit(work, seq, now_ns)
         after_seq = self.residents.collected_seq
         batch = ExecutionBatch(seq, work, now_ns, after_seq, self.residents.transfers(plan))
         self.in_flight.append(batch)
+        if self.rhythm is not None:
+            if plan is not None and (plan.withheld or plan.preemptions):
+                self.rhythm.broken()
+            self.rhythm.formed(work)
         return batch
 
     def _check_room(self, work: Work) -> None:
@@ -152,7 +158,7 @@ class Scheduler:
             if item.token_end > room:
                 raise SelectionError(f"{item} has K/V blocks up to token {room} only")
 
-    def _commit(self, work: Work, seq: int, now_ns: int) -> None:
+    def commit(self, work: Work, seq: int, now_ns: int) -> None:
         """Take the steps of valid work: what each of its rows does follows from its request's phase."""
         loops, running, exits = work.loop_count, self.running, self.exits
         collected_seq = self.residents.collected_seq

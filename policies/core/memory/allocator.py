@@ -48,6 +48,14 @@ class Allocator:
         residents.swapped_bytes += plan.swapped_bytes
         return plan
 
+    def num_tokens_ahead(self, state: RequestState) -> int:
+        """How many tokens a decoding request can make before its last one, and before it needs a block."""
+        tokens = state.max_tokens - state.num_scheduled_outputs - 1
+        if self._grows:
+            room = len(state.block_groups) * self._residents.blocks.block_size
+            tokens = min(tokens, room - state.position - 1)
+        return tokens
+
     def _grow(self, plan: TransferPlan) -> None:
         """Blocks for the next step of everyone who runs, first in order first."""
         residents, blocks = self._residents, self._residents.blocks

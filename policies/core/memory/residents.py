@@ -75,6 +75,12 @@ class Residents:
         self.waiting.push(request)
         self.may_admit = True
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody can be let in, or goes, before somebody arrives or ends."""
+        may_yield = self.yields_to_priority and len(self.waiting) > 0
+        return not (self.may_admit or self.draining or self._released or may_yield)
+
     def preempt(self, plan: TransferPlan, state: RequestState) -> None:
         """Take everything from a request and put it back among the waiting, with its generated tokens kept.
 

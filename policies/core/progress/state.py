@@ -188,11 +188,17 @@ class RequestState:
         if self.last_seq > seq:
             set_surplus_until(self, self.last_seq)
 
-    def delivered(self) -> int:
-        """A token has been collected; return how many have."""
-        count = self.num_output_tokens + 1
+    def delivered(self, num_tokens: int = 1) -> int:
+        """So many tokens more have been collected; return how many have."""
+        count = self.num_output_tokens + num_tokens
         set_num_output_tokens(self, count)
         return count
+
+    def moved_on(self, num_tokens: int, num_batches: int) -> None:
+        """It has made `num_tokens` in `num_batches` and stands as it stood."""
+        set_position(self, self.position + num_tokens)
+        set_num_scheduled_outputs(self, self.num_scheduled_outputs + num_tokens)
+        set_last_seq(self, self.last_seq + num_batches)
 
     def ended(self) -> None:
         """Nothing of it is scheduled any more; it drains."""

@@ -118,6 +118,11 @@ class Work(NamedTuple):
         rows = sum([item.token_count for item in ranges])
         return cls(stage, loop_count, ranges, rows, len({item.request_id for item in ranges}))
 
+    def moved(self, tokens: int) -> "Work":
+        """Decode work with every row `tokens` further."""
+        ranges = [item._replace(token_start=item.token_start + tokens) for item in self.ranges]
+        return self._replace(ranges=tuple(ranges))
+
     @property
     def exit_depths(self) -> list[int]:
         """Of each token of a CODA batch whose K/V must be copied to the planes that it skipped, the first of

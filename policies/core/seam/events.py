@@ -3,7 +3,8 @@
 Two ways lead in. `Mail` (a request arrives, a client hangs up) waits in the engine's inbox until its time has
 come; see `policies.core.seam.inbox`. What happens on the device, and time, is sent to the engine's generator
 as the answer to the command that it yielded: `Submit` is answered with a `Tick` (the time once the batch is
-launched) and `Wait` with a `Completion` or, when mail or `until_ns` comes first, a `Tick`.
+launched) and `Wait` with a `Completion` or, when mail or `until_ns` comes first, a `Tick`. A backend that
+knows the future may be asked to `Repeat` batches instead.
 
 At equal times the order is total: arrivals, hang-ups, completions; among arrivals (arrival, id), among
 hang-ups the id.
@@ -11,7 +12,7 @@ hang-ups the id.
 
 from typing import NamedTuple
 
-from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.batch import ExecutionBatch, Work
 from policies.core.seam.request import Request
 
 COMPONENTS = ("embed", "linear", "attention", "lm_head", "copies", "launch")
@@ -28,6 +29,17 @@ class Wait(NamedTuple):
     """Report the next completion, or the time once `until_ns` has come, when the next known mail is due
     (None: none is known). New mail may end the wait earlier."""
 
+    until_ns: int | None
+
+
+class Repeat(NamedTuple):
+    """Run the batches of `works` again and again, `most` times at most, each time every row a token further,
+    from number `first_seq` on, submitting one whenever one is collected: as long as none of them makes a
+    request's last token and what is collected is collected before `until_ns`. Answered with a `Stretch`."""
+
+    first_seq: int
+    works: tuple[Work, ...]
+    most: int
     until_ns: int | None
 
 
@@ -60,6 +72,14 @@ class Completion(NamedTuple):
     exits: frozenset[int] = frozenset()
 
 
+class Stretch(NamedTuple):
+    """As many batches as there are `completions` were submitted, the first at once, each of the others when
+    one before it was collected. `completions` begin with the oldest batch that was in flight; there may be
+    none."""
+
+    completions: list[Completion]
+
+
 class Arrival(NamedTuple):
     """A request arrives at `at_ns`, its own `arrival_ns` unless it had to wait for somebody else's end."""
 
@@ -75,5 +95,5 @@ class HangUp(NamedTuple):
 
 
 Mail = Arrival | HangUp
-Command = Submit | Wait
-Event = Tick | Completion
+Command = Submit | Wait | Repeat
+Event = Tick | Completion | Stretch

@@ -47,6 +47,10 @@ class Foresight:
             [item.request_id for item in work.ranges if item.token_start == last[item.request_id]]
         )
 
+    def num_tokens_ahead(self, item: ScheduledRange) -> int:
+        """How many tokens the request makes before its last one, from that of CODA's row `item` on."""
+        return self._last_positions[item.request_id] - item.token_start
+
     def early_exits(self, work: Work) -> frozenset[int]:
         """Requests whose decode row leaves after the depths that `work` runs, as `Completion.exits` wants
         them."""

@@ -27,6 +27,12 @@ class Policy(ABC):
     """Whether a request may have one chunk in flight per depth, and so needs a hidden ring of that many
     slots."""
 
+    repeats: ClassVar[bool] = False
+    """Whether `select`, where the view has no prompts, looks at nothing but limits, exits, the order of
+    requests, their phases and depths, and how many batches ago each was scheduled. Then it decides alike,
+    token after token, and a simulation need not ask it every time. One that reads times, positions or lengths
+    must not say so."""
+
     def resident_chunks(self, num_loops: int) -> int:
         """Chunks of one prompt that may be between their first staging and their last depth: slots of a
         hidden ring."""
