@@ -1,5 +1,6 @@
 """A cell is finished only for what it follows from: code anywhere in our rooms, a trace, a model's files."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -95,12 +96,17 @@ def test_the_world_its_facts_and_the_models_files_count(tmp_path: Path) -> None:
     def parsed() -> RunConfig:
         return parse_config(config, tmp_path, "test.yaml")
 
-    (folder / "config.json").write_text("{}")
+    shape = {
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+        "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 4, "total_ut_steps": 4,
+        "max_position_embeddings": 4096, "model_type": "ouro",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
     found = [
         result_sha256(parsed(), world, *facts)
         for world, facts in (("sim", ()), ("executor", ()), ("sim", (1,)))
     ]
-    (folder / "config.json").write_text('{"num_hidden_layers": 2}')
+    (folder / "config.json").write_text(json.dumps({**shape, "num_hidden_layers": 3}))
     found.append(result_sha256(parsed(), "sim"))
     (folder / "model.safetensors").write_bytes(b"weights")
     found.append(result_sha256(parsed(), "sim"))

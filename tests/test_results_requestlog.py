@@ -97,7 +97,7 @@ def test_a_file_that_no_run_wrote_is_named_with_its_line(tmp_path: Path, text: s
     path.write_text(text)
     with pytest.raises(InputError, match=rf"requests\.csv {complaint}"):
         list(read_requests(path))
-    with pytest.raises(InputError, match=r"nowhere\.csv: cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"nowhere\.csv: no such file, expected a log"):
         list(read_requests(tmp_path / "nowhere.csv"))
 
 
