@@ -14,7 +14,7 @@ from policies.core.seam.events import COMPONENTS
 from policies.costs.features import Features
 from policies.costs.fitted import FittedModel
 from policies.costs.latency import LatencyModel, Prediction
-from policies.costs.modelfile import Errors, read_model
+from policies.costs.modelfile import DeviceTimes, Errors, read_model
 from policies.costs.models import load_device, model_path
 from results.batchlog import parse_ranges
 
@@ -171,11 +171,22 @@ def work_of(text: str, stage: str | None, loops: int | None, num_loops: int) -> 
 
 def _terms(latency: FittedModel, features: Features) -> Iterator[Term]:
     device, layers = latency.file.device, latency.layer_factor
+    yield Term("linear", f"bucket of {features.bucket} rows", 1, layers * device.linear.at(features.bucket))
+    for component, feature, value, coefficient_ns in _attention_terms(device, features):
+        if value:
+            yield Term(component, feature, value, layers * coefficient_ns)
+
+
+def _attention_terms(device: DeviceTimes, features: Features) -> tuple[tuple[str, str, int, float], ...]:
+    """(component, feature, value, coefficient)."""
+    joined = ("attention combine", "splits that a row is joined from", features.joined_splits)
+    if features.is_few and (few := device.few) is not None:
+        total = ("attention total", f"history tiles of {features.items} items, few rows", features.tiles)
+        return (*total, few.tile_ns), (*joined, few.split_ns)
     cost, combine = device.attention_of(features.tile_rows), device.combine
     lowest = min(device.attention)
     short = device.attention_of(lowest)
-    yield Term("linear", f"bucket of {features.bucket} rows", 1, layers * device.linear.at(features.bucket))
-    for component, feature, value, coefficient_ns in (
+    return (
         (
             "attention path",
             f"history tiles on it, {features.tile_rows} rows high",
@@ -195,10 +206,7 @@ def _terms(latency: FittedModel, features: Features) -> Iterator[Term]:
             cost.tile_ns,
         ),
         ("attention total", "history tiles of short items", features.short_tiles, short.tile_ns),
-        ("attention items", "items, a unit for each head", features.items, cost.item_ns),
-        ("attention combine", "whether items are split", int(features.partials > 0), combine.any_ns),
-        ("attention combine", "rows joined", features.combined_rows, combine.row_ns),
+        ("attention path", "units on it, one for each wave", features.waves, cost.wave_ns),
+        (*joined, combine.split_ns),
         ("attention combine", "rows of partial results", features.partials, combine.partial_ns),
-    ):
-        if value:
-            yield Term(component, feature, value, layers * coefficient_ns)
+    )

@@ -28,6 +28,9 @@ Name = TypeVar("Name", bound=str)
 FOLDS = 2
 """What a model claims is what a fit on half of the compositions gets wrong in the other half; it is itself
 fitted on both."""
+FEW_ROWS = {"5352f6f2254383f7c37d1925bca9057ca26810afc07526b9af3b84b0a8abeb86": 4}
+"""`few_rows` of kernels, by hash, that were profiled before the header said it: executor/cuda/attention.py's
+MAX_ROWS."""
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -135,13 +138,13 @@ def shape_of(profile: Profile) -> ModelShape:
 def cutting_of(profile: Profile, model: ModelShape) -> Cutting:
     """How the profiled executor cut batches, from the profile's header. Raises `InputError`."""
 
-    def numbers(key: str) -> tuple[int, ...]:
+    def numbers(key: str, least: int = 1) -> tuple[int, ...]:
         text = profile.header[key]
         try:
             values = tuple(int(word) for word in text.split())
         except ValueError:
             values = ()
-        if not values or min(values) < 1 or list(values) != sorted(values):
+        if not values or min(values) < least or list(values) != sorted(values):
             raise InputError(f"{profile.path}: {key}: {text!r}, expected ascending whole numbers")
         return values
 
@@ -157,9 +160,13 @@ def cutting_of(profile: Profile, model: ModelShape) -> Cutting:
     )
     buckets, heights = numbers("row_buckets"), numbers("tile_rows")
     short_rows = numbers("short_rows")[0] if "short_rows" in profile.header else 0
+    few_rows = FEW_ROWS.get(profile.header["kernel_sha256"], 0)
+    if "few_rows" in profile.header:
+        few_rows = numbers("few_rows", least=0)[0]
     return Cutting(
-        buckets, heights, tile_keys, split_keys, slots, partials, spare_items, model.num_heads, short_rows
-    )
+        buckets, heights, tile_keys, split_keys, slots, partials, spare_items, model.num_heads, short_rows,
+        few_rows,
+    )  # fmt: skip
 
 
 Held = tuple[Case, float]
@@ -208,6 +215,6 @@ def profiled(cases: Sequence[Case]) -> Mapping[str, tuple[int, int]]:
     """Smallest and largest of every feature over recurrent cases."""
     features = [case.features for case in cases if case.loops]
     return {
-        name: (min(column), max(column))
+        name: (int(min(column)), int(max(column)))
         for name, column in zip(Features._fields, zip(*features, strict=True), strict=True)
     }

@@ -22,6 +22,7 @@ from policies.costs.modelfile import (
     Combine,
     Copies,
     DeviceTimes,
+    FewRows,
     HostTime,
     StageHost,
     Table,
@@ -100,8 +101,8 @@ def fit_copies(rows: Sequence[ProfileRow], num_loops: int) -> Copies:
 
 class _Recurrent:
     """Least squares over recurrent cases. Unknowns, all >= 0: the launch, the linear table, three attention
-    coefficients by tile height and three of the combine. The table may fall where another kernel takes over,
-    as it does from 4 to 8 rows on an H200."""
+    coefficients by tile height, two of the combine and two of few rows. The table may fall where another
+    kernel takes over, as it does from 4 to 8 rows on an H200."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self._buckets = sorted({case.features.bucket for case in cases})
@@ -112,6 +113,7 @@ class _Recurrent:
         self._height = np.array([self._heights.index(case.features.tile_rows) for case in cases])
         columns = zip(*(case.features for case in cases), strict=True)
         self._features = Features(*map(np.array, columns))  # type: ignore[arg-type]
+        self._has_few = any(case.features.is_few for case in cases)
 
     def solve(self, tables: Mapping[str, Table], copies: Copies) -> DeviceTimes:
         linear = np.array(
@@ -122,13 +124,13 @@ class _Recurrent:
         )
         heights = np.ones(len(self._heights))
         guess = np.concatenate(
-            [[5e3], linear, 3e4 * heights, 2e3 * heights, 5e3 * heights, [1e4, 100.0, 50.0]]
+            [[5e3], linear, 3e4 * heights, 2e3 * heights, 5e4 * heights, [5e3, 100.0], [3e3, 5e3]]
         )
         result = least_squares(
             lambda unknowns: self._predicted(unknowns) / self._measured - 1,
             guess, bounds=(0, np.inf), x_scale=guess, loss="soft_l1", f_scale=OUTLIER,
         )  # fmt: skip
-        launch, linear, attention, combine = self._parts(result.x)
+        launch, linear, attention, combine, few = self._parts(result.x)
         return DeviceTimes(
             launch_ns=_short(launch),
             linear=Table(tuple(self._buckets), tuple(map(_short, linear))),
@@ -137,22 +139,25 @@ class _Recurrent:
                 for at, height in enumerate(self._heights)
             },
             combine=Combine(*map(_short, combine)),
+            few=FewRows(*map(_short, few)) if self._has_few else None,
             copies=copies,
             **tables,
         )
 
-    def _parts(self, unknowns: Array) -> tuple[float, Array, Array, Array]:
+    def _parts(self, unknowns: Array) -> tuple[float, Array, Array, Array, Array]:
         num_buckets, num_heights = len(self._buckets), len(self._heights)
-        launch, linear, attention, combine = np.split(
-            unknowns, [1, 1 + num_buckets, 1 + num_buckets + 3 * num_heights]
+        launch, linear, attention, combine, few = np.split(
+            unknowns, np.cumsum([1, num_buckets, 3 * num_heights, 2])
         )
-        return float(launch[0]), linear, attention.reshape(3, num_heights), combine
+        return float(launch[0]), linear, attention.reshape(3, num_heights), combine, few
 
     def _predicted(self, unknowns: Array) -> Array:
-        launch, linear, attention, combine = self._parts(unknowns)
+        launch, linear, attention, combine, few = self._parts(unknowns)
         cost, short = Attention(*attention[:, self._height]), Attention(*attention[:, 0])
-        invocation: Array = linear[self._bucket] + attention_ns(
-            self._features, cost, short, Combine(*combine)
+        invocation: Array = linear[self._bucket] + np.where(
+            self._features.is_few,
+            FewRows(*few).of(self._features),
+            attention_ns(self._features, cost, short, Combine(*combine)),
         )
         return launch + self._loops * invocation
 

@@ -9,7 +9,7 @@ from policies.core.engine.batchlines import ranges_text
 from policies.core.models.shape import OURO_1_4B
 from policies.core.seam.batch import ScheduledRange, Stage
 from policies.costs.features import Cutting
-from policies.costs.modelfile import Attention, Combine, Copies, DeviceTimes, Table
+from policies.costs.modelfile import Attention, Combine, Copies, DeviceTimes, FewRows, Table
 from results.profile import HEADER_KEYS, ProfileRow, ProfileWriter
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -31,20 +31,22 @@ HEADER = {
     "attention_partials": "8192",
     "attention_spare_items": "1024",
     "short_rows": "16",
+    "few_rows": "4",
 }
-CUTTING = Cutting(BUCKETS, (16, 32, 64, 128), 64, 512, 264, 8192, 1024, OURO_1_4B.num_heads, 16)
+CUTTING = Cutting(BUCKETS, (16, 32, 64, 128), 64, 512, 264, 8192, 1024, OURO_1_4B.num_heads, 16, 4)
 TRUTH = DeviceTimes(
     launch_ns=12_000,
     linear=Table(
         BUCKETS, (1.2e6, 1.21e6, 1.22e6, 1.23e6, 1.24e6, 1.25e6, 1.3e6, 1.4e6, 1.6e6, 2.4e6, 4.2e6, 8.1e6)
     ),
     attention={
-        16: Attention(30_000, 1_100, 9_000),
-        32: Attention(33_000, 1_300, 9_500),
-        64: Attention(40_000, 2_000, 11_000),
-        128: Attention(46_000, 4_000, 12_000),
+        16: Attention(30_000, 1_100, 50_000),
+        32: Attention(33_000, 1_300, 70_000),
+        64: Attention(40_000, 2_000, 150_000),
+        128: Attention(46_000, 4_000, 65_000),
     },
-    combine=Combine(30_000, 250, 40),
+    combine=Combine(5_000, 250),
+    few=FewRows(3_200, 7_700),
     embed=Table((1, 8, 32, 128, 512), (30_000, 31_000, 33_000, 36_000, 40_000)),
     coda=Table((1, 8, 32), (75_000, 77_000, 80_000)),
     copies=Copies(3_000, 60, 25),

@@ -77,7 +77,9 @@ def test_features_count_the_items_that_the_executor_packs(
     assert (work.tile_rows, work.items, work.tiles) == (tile_rows, len(items), sum(lengths))
     assert (work.path_tiles, work.short_path_tiles) == tuple(busiest[1:])
     assert work.short_tiles == sum(length for length, short in zip(lengths, is_short, strict=True) if short)
-    assert (work.combined_rows, work.partials) == (len(combines), int(items[~whole, 1].sum()))
+    assert work.waves == -(-len(units) // programs)
+    joined_splits = max(combines[:, 3], default=0)
+    assert (work.joined_splits, work.partials) == (joined_splits, int(items[~whole, 1].sum()))
 
 
 def test_rows_are_padded_to_the_next_bucket_and_beyond_the_last_to_none() -> None:
@@ -90,7 +92,7 @@ def test_a_batch_without_room_for_all_its_splits_keeps_the_last_tiles_whole() ->
     find room in 8,192."""
     cuts = cutting()
     work = cuts.features(cuts.key(ranges([(16384 - 512, 512)])))
-    assert (work.partials, work.combined_rows, work.items) == (2 * 128 * 32, 2 * 128, 2 * 32 + 2)
+    assert (work.partials, work.joined_splits, work.items) == (2 * 128 * 32, 32, 2 * 32 + 2)
 
 
 def test_a_decoding_batch_keeps_its_key_until_it_comes_to_another_history_tile() -> None:
@@ -128,3 +130,9 @@ def test_decode_rows_beside_a_chunk_are_priced_as_short_items() -> None:
     cuts = cutting()
     features = cuts.features(cuts.key(ranges([(1199, 1)] * 60 + [(1200, 64)])))
     assert (features.tile_rows, features.tiles, features.short_tiles) == (64, 60 * 19 + 20, 60 * 19)
+
+
+def test_a_batch_is_of_few_rows_by_what_it_is_padded_to() -> None:
+    cuts = dataclasses.replace(cutting(), row_buckets=(1, 2, 4, 8, 4096), few_rows=4)
+    few = [cuts.features(cuts.key(ranges([(99, 1)] * rows))).is_few for rows in (1, 3, 4, 5)]
+    assert few == [True, True, True, False]

@@ -19,7 +19,7 @@ from policies.costs.latency import HostLoop
 from policies.costs.modelfile import FIT_VERSION, ModelFile, read_model
 from results.profile import read_profile
 from sim.cli import main
-from sim.fit import cutting_of, fit_file, fold_of, held_out
+from sim.fit import FEW_ROWS, cutting_of, fit_file, fold_of, held_out
 from sim.solve import Case, fit_device
 
 
@@ -46,10 +46,12 @@ def test_the_coefficients_that_a_profile_was_made_from_come_back(model: ModelFil
     for rows, truth in TRUTH.attention.items():
         found = device.attention[rows]
         assert near(found.path_tile_ns, truth.path_tile_ns) and near(found.tile_ns, truth.tile_ns)
-        assert near(found.item_ns, truth.item_ns)
-    combine = device.combine
-    assert near(combine.any_ns, TRUTH.combine.any_ns) and near(combine.row_ns, TRUTH.combine.row_ns)
+        assert near(found.wave_ns, truth.wave_ns)
+    combine, few = device.combine, device.few
+    assert near(combine.split_ns, TRUTH.combine.split_ns)
     assert near(combine.partial_ns, TRUTH.combine.partial_ns)
+    assert few is not None and TRUTH.few is not None
+    assert near(few.tile_ns, TRUTH.few.tile_ns) and near(few.split_ns, TRUTH.few.split_ns)
     copies = device.copies
     assert near(copies.any_ns, TRUTH.copies.any_ns) and near(copies.row_ns, TRUTH.copies.row_ns)
     assert near(copies.plane_ns, TRUTH.copies.plane_ns)
@@ -97,6 +99,33 @@ def test_errors_are_of_compositions_that_the_solver_did_not_see(profile: Path) -
     errors = {case.row.case: error for case, error in held_out(cases, 5)}
     assert errors[odd.row.case] == pytest.approx(1 / 3 - 1, abs=0.02)
     assert len({fold_of(case.composition, 5) for case in cases}) == 5
+
+
+@pytest.mark.parametrize(
+    ("header", "rows"),
+    [
+        ({}, 0),
+        ({"few_rows": "0"}, 0),
+        ({"few_rows": "6"}, 6),
+        ({"kernel_sha256": next(iter(FEW_ROWS))}, 4),
+        ({"kernel_sha256": next(iter(FEW_ROWS)), "few_rows": "6"}, 6),
+    ],
+)
+def test_few_rows_are_those_of_the_header_or_of_kernels_known_to_have_them(
+    profile: Path, header: dict[str, str], rows: int
+) -> None:
+    read = read_profile(profile)
+    without = {key: value for key, value in read.header.items() if key != "few_rows"}
+    assert cutting_of(dataclasses.replace(read, header=without | header), OURO_1_4B).few_rows == rows
+
+
+def test_without_kernels_for_few_rows_their_times_go_into_those_of_the_others(profile: Path) -> None:
+    read = read_profile(profile)
+    cutting = dataclasses.replace(cutting_of(read, OURO_1_4B), few_rows=0)
+    cases = [
+        Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage and row.kind != "copies"
+    ]
+    assert fit_device(cases, TRUTH.copies).few is None
 
 
 def test_half_of_a_profile_predicts_the_other_half(profile: Path) -> None:

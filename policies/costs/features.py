@@ -32,28 +32,35 @@ class Features(NamedTuple):
 
     Attention's grid has a fixed number of programs, which are dealt the units of a list in waves, dearest
     first; every item is one unit per head. `path_tiles` are the history tiles that the busiest program runs
-    over all waves, the critical path. `tiles` are the history tiles of all items together, the total work.
+    over all `waves`, the critical path. `tiles` are the history tiles of all items together, the total work.
     `short_tiles` and `short_path_tiles` are those of the two that belong to short items, which run in the
     lowest query tiles whatever `tile_rows`, the height of the others. `partials` are rows of partial results
-    of items that were cut, `combined_rows` the rows joined from them.
+    of items that were cut, `joined_splits` the most that one row is joined from, one after another.
+    `is_few` says that other kernels attend, those for few rows.
     """
 
     bucket: int
     tile_rows: int
     items: int
+    waves: int
     tiles: int
     path_tiles: int
-    combined_rows: int
+    short_tiles: int
+    short_path_tiles: int
+    joined_splits: int
     partials: int
-    short_tiles: int = 0
-    short_path_tiles: int = 0
+    is_few: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
     """How the executor cuts batches: row counts of its programs and query-tile heights (both ascending), keys
     of a history tile and of a split, attention work units that run at once, rows of partial results and items
-    beyond one per bucket row that there is room for, and units per item."""
+    beyond one per bucket row that there is room for, and units per item.
+
+    Items of up to `short_rows` rows run in the lowest tiles beside taller ones; buckets of up to `few_rows`
+    rows have attention kernels of their own. 0: there is no such thing.
+    """
 
     row_buckets: tuple[int, ...]
     tile_rows: tuple[int, ...]
@@ -64,6 +71,7 @@ class Cutting:
     attention_spare_items: int
     num_heads: int
     short_rows: int = 0
+    few_rows: int = 0
 
     def bucket(self, rows: int) -> int:
         """The row count that `rows` are padded to; beyond the largest bucket `rows` itself."""
@@ -108,7 +116,7 @@ class Cutting:
         per_split = self.split_keys // tile_keys
         num_splits = sum([end // per_split for end in ends]) + len(ends)
         most_splits = SPLIT_MARGIN * max(1, -(-num_splits * self.num_heads // programs))
-        combined_rows = partials = 0
+        joined_splits = partials = 0
         lengths, cut_heights = [end + 1 for end in ends], heights
         if max(ends) // per_split + 1 > most_splits:
             lengths, cut_heights = [], []
@@ -122,7 +130,7 @@ class Cutting:
                 if splits > most_splits and min(spare_items, spare_partials) >= 0:
                     lengths += [per_split] * (splits - 1) + [end + 1 - per_split * (splits - 1)]
                     cut_heights += [tile] * splits
-                    combined_rows += tile
+                    joined_splits = max(joined_splits, splits)
                     partials += tile * splits
                 else:
                     lengths.append(end + 1)
@@ -132,9 +140,10 @@ class Cutting:
             for length, tile in zip(lengths, cut_heights, strict=True)
         ]
         path, short_path = self._path(lengths, shorts, programs)
+        bucket, waves = self.bucket(rows), -(-len(lengths) * self.num_heads // programs)
         return Features(
-            self.bucket(rows), height, len(lengths), sum(lengths), path, combined_rows, partials, sum(shorts),
-            short_path,
+            bucket, height, len(lengths), waves, sum(lengths), path, sum(shorts), short_path, joined_splits,
+            partials, bucket <= self.few_rows,
         )  # fmt: skip
 
     def _height(self, key: Key) -> int:

@@ -24,7 +24,7 @@ from policies.process.documents import read_json
 from policies.process.sentences import first_problem, shown
 
 SCHEMA = 1
-FIT_VERSION = 6
+FIT_VERSION = 7
 """Of features and fit together: raise it with any change after which an old model file would predict or mean
 something else."""
 
@@ -73,61 +73,74 @@ class Copies:
 class Attention:
     """Attention of one invocation with query tiles of one height, all layers and heads.
 
-    The sum of its critical path (`path_tile_ns` for each history tile on it), of what all the work beside it
-    slows that down (`tile_ns` for each history tile of every item), and `item_ns` for each item. That it runs
-    at all is in the linear table.
+    The sum of its critical path (`path_tile_ns` for each history tile on it and `wave_ns` for each unit), and
+    of what all the work beside it slows that down (`tile_ns` for each history tile of every item). That it
+    runs at all is in the linear table.
     """
 
     path_tile_ns: float
     tile_ns: float
-    item_ns: float
+    wave_ns: float
 
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """Joining the partial results of split items in one invocation: a fixed part, and parts per row and per
-    partial row."""
+    """Joining the partial results of split items in one invocation: for each of the splits that a row is
+    joined from in sequence, and for each partial row written and read."""
 
-    any_ns: float
-    row_ns: float
+    split_ns: float
     partial_ns: float
 
 
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """Attention of one invocation of few rows, whose kernels wait for memory: for each history tile, and for
+    each of the splits that a row is joined from in sequence."""
+
+    tile_ns: float
+    split_ns: float
+
+    def of(self, features: Any) -> Any:
+        return self.tile_ns * features.tiles + self.split_ns * features.joined_splits
+
+
 def attention_ns(features: Any, cost: Any, short: Any, combine: Any) -> Any:
-    """Attention of one invocation: history tiles of short items at the price of `short`, all else at that of
-    `cost`. Numbers in, a number out; `sim.fit` passes arrays of one value per case instead."""
+    """Attention of one invocation that is not of few rows: history tiles of short items at the price of
+    `short`, all else at that of `cost`. Numbers in, a number out; `sim.solve` passes arrays of one value per
+    case instead."""
     tiles = (
         cost.path_tile_ns * (features.path_tiles - features.short_path_tiles)
         + cost.tile_ns * (features.tiles - features.short_tiles)
         + short.path_tile_ns * features.short_path_tiles
         + short.tile_ns * features.short_tiles
     )
-    joined = (
-        combine.any_ns * (features.partials > 0)
-        + combine.row_ns * features.combined_rows
-        + combine.partial_ns * features.partials
-    )
-    return tiles + cost.item_ns * features.items + joined
+    joined = combine.split_ns * features.joined_splits + combine.partial_ns * features.partials
+    return tiles + cost.wave_ns * features.waves + joined
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
     """Coefficients of device time. `linear` is all of an invocation that depends on its row bucket alone, and
     `launch_ns` what a recurrent batch costs beside its invocations. `embed` is a whole batch of tokens that
-    are embedded, sampled or of prompts, which run the same program; `coda` one of LM head and sampling."""
+    are embedded, sampled or of prompts, which run the same program; `coda` one of LM head and sampling.
+    `few` is None where no batch of few rows was measured."""
 
     launch_ns: float
     linear: Table
     attention: Mapping[int, Attention]
     combine: Combine
+    few: FewRows | None
     embed: Table
     coda: Table
     copies: Copies
 
     def recurrent_ns(self, features: Features, loops: int) -> tuple[float, float, float]:
         """(linear, attention, launch) of a recurrent batch."""
-        short = self.attention_of(min(self.attention))
-        attention = attention_ns(features, self.attention_of(features.tile_rows), short, self.combine)
+        if features.is_few and self.few is not None:
+            attention = self.few.of(features)
+        else:
+            short = self.attention_of(min(self.attention))
+            attention = attention_ns(features, self.attention_of(features.tile_rows), short, self.combine)
         return loops * self.linear.at(features.bucket), loops * attention, self.launch_ns
 
     def attention_of(self, tile_rows: int) -> Attention:
@@ -241,7 +254,7 @@ def _problems(file: ModelFile, data: Any) -> Iterator[str]:
         yield "device.attention: is empty, expected coefficients by tile height"
     for section, found, expected in (
         ("host", file.host, tuple(Stage)),
-        ("profiled", file.profiled, sorted(set(Features._fields) - set(Features._field_defaults))),
+        ("profiled", file.profiled, Features._fields),
         ("profile", file.profile, PROVENANCE),
     ):
         yield from (f"{section}.{key}: is missing" for key in expected if key not in found)

@@ -180,9 +180,9 @@ def load_device(name: str, model: ModelShape) -> LatencyModel:
     """The latency model called `name` for `model`: a shipped name, the path of a model file, or
     `roofline:<card>`.
 
-    A shipped name means a card. For a model whose layers were not profiled on it, it is the card's analytic
-    model, and says so. Raises `InputError` for another name, and for a model file that is none or was fitted
-    for another model.
+    A shipped name means a card, with its kernels at a date where it says one (`CARD-DATE`). For a model whose
+    layers were not profiled on it, it is the card's analytic model, and says so. Raises `InputError` for
+    another name, and for a model file that is none or was fitted for another model.
     """
     if name.startswith("roofline:"):
         return RooflineModel(name, model, device_facts(name.removeprefix("roofline:")))
@@ -192,7 +192,7 @@ def load_device(name: str, model: ModelShape) -> LatencyModel:
         mismatch = shape_mismatch(model, file.model)
         if mismatch is None or name not in shipped_fits():
             return FittedModel(name, model, file)
-        analytic = load_device(f"{name}-analytic", model)
+        analytic = load_device(f"{name.partition('-')[0]}-analytic", model)
         analytic.provenance = f"{name} {mismatch}, so {analytic.provenance}"
         return analytic
     if name not in MODELS:
