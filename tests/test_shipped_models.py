@@ -22,9 +22,11 @@ MEDIAN, P95 = 0.03, 0.08
 MANY = 50
 
 
-@pytest.fixture(scope="module", params=["h200"])
+@pytest.fixture(scope="module", params=["h200", "h200-2026-11-30"])
 def shipped(request: pytest.FixtureRequest) -> tuple[ModelFile, Path]:
-    return read_model(DEVICES / f"{request.param}.json"), PROFILES / request.param / "profile.csv"
+    """`CARD` is fitted on `profile.csv` of that card, `CARD-DATE` on its `profile-DATE.csv`."""
+    card, dash, date = request.param.partition("-")
+    return read_model(DEVICES / f"{request.param}.json"), PROFILES / card / f"profile{dash}{date}.csv"
 
 
 def numbers(node: Any, at: str = "") -> Iterator[tuple[str, object]]:

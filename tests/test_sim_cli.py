@@ -132,8 +132,8 @@ MISTAKES = [
     ("model=ouro-1.5b", "model: unknown model 'ouro-1.5b', "),
     (
         "device=h20",
-        "device: unknown device 'h20', expected one of h200, h200-analytic, a100-seed, roofline:<card>, "
-        "MODEL.json; did you mean 'h200'?",
+        "device: unknown device 'h20', expected one of h200, h200-2026-11-30, h200-analytic, a100-seed, "
+        "roofline:<card>, MODEL.json; did you mean 'h200'?",
     ),
     ("device=roofline:h20", "device: unknown card 'h20', "),
     ("seed=-1", "seed: -1, expected at least 0"),

@@ -198,7 +198,7 @@ def test_a_run_on_another_card_or_with_other_kernels_is_told_from_one_that_the_p
     )
 
 
-@pytest.mark.parametrize("name", ["PROFILED", "h200"])
+@pytest.mark.parametrize("name", ["PROFILED", "h200", "h200-2026-11-30"])
 def test_an_explanation_adds_up_to_the_prediction(path: Path, name: str) -> None:
     device = str(path) if name == "PROFILED" else name
     model = load_device(device, OURO_1_4B)
@@ -217,10 +217,26 @@ def test_an_explanation_adds_up_to_the_prediction(path: Path, name: str) -> None
     assert found.beyond is None and found.errors == model.file.errors_by_stage[Stage.RECURRENT]
 
 
+def test_few_rows_are_explained_by_their_history_tiles_and_by_the_splits_they_are_joined_from(
+    path: Path, model: FittedModel
+) -> None:
+    """3 rows at 5000 to 5140 end in the history tiles 78, 79 and 80, each of 10 or 11 splits."""
+    ranges = decodes(3, 5000)
+    found = explain(str(path), ranges_text(ranges), None, None)
+    terms = {term.component: (term.value, term.ns) for term in found.terms}
+    assert model.file.device.few is not None
+    tiles = sum((item.token_start // 64) + 1 for item in ranges)
+    splits = max(item.token_start // 512 + 1 for item in ranges)
+    assert terms["attention total"] == (tiles, tiles * model.file.device.few.tile_ns)
+    assert terms["attention combine"] == (splits, splits * model.file.device.few.split_ns)
+    assert terms.keys() == {"linear", "attention total", "attention combine"}
+
+
 def test_the_explain_command_prints_components_limit_coefficients_error_and_range(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["explain", str(path), "--batch", "0:RECURRENT:0:1023:1 1:RECURRENT:2:511:1"]) == 0
+    batch = " ".join(f"{request}:RECURRENT:2:511:1" for request in range(5))
+    assert main(["explain", str(path), "--batch", batch]) == 0
     printed = capsys.readouterr().out
     for words in (
         "x its limit of",

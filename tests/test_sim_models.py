@@ -104,7 +104,7 @@ def test_eight_decode_rows_over_1024_tokens_have_a_limit_of_0_97_ms() -> None:
     assert round(h200().predict(DECODE).limit_ns / 1e6, 2) == 0.97
 
 
-@pytest.mark.parametrize("device", ["h200", "h200-analytic", "roofline:h200"])
+@pytest.mark.parametrize("device", ["h200", "h200-2026-11-30", "h200-analytic", "roofline:h200"])
 @pytest.mark.parametrize(
     "batch",
     [
@@ -207,13 +207,13 @@ def test_every_card_of_the_catalogue_has_a_roofline_at_which_batches_run_at_thei
     [
         (
             "h20",
-            "device: unknown device 'h20', expected one of h200, h200-analytic, a100-seed, roofline:<card>, "
-            "MODEL.json; did you mean 'h200'?",
+            "device: unknown device 'h20', expected one of h200, h200-2026-11-30, h200-analytic, a100-seed, "
+            "roofline:<card>, MODEL.json; did you mean 'h200'?",
         ),
         (
             "tpu-v9",
-            "device: unknown device 'tpu-v9', expected one of h200, h200-analytic, a100-seed, "
-            "roofline:<card>",
+            "device: unknown device 'tpu-v9', expected one of h200, h200-2026-11-30, h200-analytic, "
+            "a100-seed, roofline:<card>",
         ),
         ("roofline:h900", "device: unknown card 'h900', expected one of h200, h200-sxm"),
     ],
@@ -224,10 +224,11 @@ def test_an_unknown_device_is_one_sentence_with_the_names_there_are(name: str, s
     assert str(caught.value).startswith(sentence)
 
 
-def test_a_card_is_analytic_for_a_model_that_was_not_profiled_on_it_and_says_why() -> None:
-    latency = load_device("h200", OURO_TINY)
+@pytest.mark.parametrize("name", ["h200", "h200-2026-11-30"])
+def test_a_card_is_analytic_for_a_model_that_was_not_profiled_on_it_and_says_why(name: str) -> None:
+    latency = load_device(name, OURO_TINY)
     assert isinstance(latency, TableModel)
-    reason = "h200 was fitted for ouro-1.4b with vocab_size 49152, ouro-tiny has 512"
+    reason = f"{name} was fitted for ouro-1.4b with vocab_size 49152, ouro-tiny has 512"
     assert latency.provenance.startswith(f"{reason}, so h200-analytic: analytic")
 
 
