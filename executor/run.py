@@ -76,6 +76,7 @@ def execute(
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
     rule = config.exit.rule(shape.num_loops)
     identity = RunIdentity.from_config(config.resolved, "executor", shape.num_loops, label, session.card)
+    config.policy.check_card(shape, session.card)
     address_audit = make_audit(session, run) if audit else None
     inputs = {"input_sha256": inputs_sha256(config, session.uses_graphs)}
     with RunDirectory.create(config.resolved, identity, out) as directory:
@@ -140,6 +141,7 @@ def execute(
             skipped_rows=workload.skipped_rows,
             notes=(
                 *session.notes,
+                *config.policy.notes(shape),
                 *ignored_keys(config, "executor", any(request.content_ids for request in workload.requests)),
                 *session.programs.notes(),
                 *workload.notes,

@@ -3,6 +3,7 @@
 from policies.atomic import Atomic
 from policies.core.seam.policy import Policy
 from policies.mixed import Mixed
+from policies.slo import Slo
 from policies.split import Split
 from policies.wcpb import Wavefront
 
@@ -11,6 +12,7 @@ _ALL: tuple[type[Policy], ...] = (
     Split,
     Mixed,
     Wavefront,
+    Slo,
 )
 
 POLICIES = {policy.name: policy for policy in _ALL}

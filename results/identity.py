@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-POLICY_ORDER = ("atomic", "split", "mixed", "wcpb")
+POLICY_ORDER = ("atomic", "split", "mixed", "wcpb", "slo")
 World = Literal["sim", "executor"]
 
 

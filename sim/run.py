@@ -70,7 +70,12 @@ class Simulation:
             config = config.with_blocks(default_blocks(config, model, latency))
         exits = exit_oracle(config.exit, model.num_loops, workload, config.seed)
         has_prefixes = any(request.content_ids for request in workload.requests)
-        notes = (latency.provenance, *ignored_keys(config, "sim", has_prefixes), *workload.notes)
+        notes = (
+            latency.provenance,
+            *config.policy.notes(model),
+            *ignored_keys(config, "sim", has_prefixes),
+            *workload.notes,
+        )
         if config.slo is not None:
             prompts = [request.prompt_tokens for request in workload.requests]
             rule, budget = config.exit.rule(model.num_loops), config.scheduler.max_num_batched_tokens

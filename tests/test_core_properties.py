@@ -2,6 +2,7 @@
 left at the end."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from worlds import VARIANTS, RandomWorld
 from policies.atomic import Atomic
 from policies.core.engine.validation import derive
 from policies.core.errors import SelectionError
+from policies.core.models.shape import ModelShape
 from policies.core.seam.batch import NO_TRANSFERS, ExecutionBatch, Proposal, Selection, Stage
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.policy import Policy
@@ -168,8 +170,12 @@ class Perturbed(Policy):
         self.is_wavefront = policy.is_wavefront
         self.chance = random.Random(seed)
 
+    def chooser(self, model: ModelShape) -> Callable[[View], Selection | None]:
+        self.choose = self.policy.chooser(model)
+        return self.select
+
     def select(self, view: View) -> Selection | None:
-        chosen = self.policy.select(view)
+        chosen = self.choose(view)
         if chosen is None:
             return None
         running = {request.request_id: request for request in view.running}

@@ -38,6 +38,8 @@ MOONCAKE = "workload={kind: trace, path: blocks.jsonl, block_tokens: 40}"
 PRESET = "workload={kind: preset, name: chat, num_requests: 5}"
 POOL = "cache={num_blocks: 72, allocation: incremental, preemption: recompute, admit: first_chunk}"
 SWAP = "cache={num_blocks: 72, allocation: incremental, preemption: swap, admit: first_chunk}"
+SLO = "policy={name: slo, ttft_ms: 20, itl_ms: 0.55, model: h200}"
+CROWD = ["workload.num_requests=24", "workload.arrival.rate=1000"]
 GATE = "exit={mode: gate, threshold: 0.5, loop_weights: [1, 2, 1, 1]}"
 LOOPS = "workload.exit_loops=[1, 2, 3]"
 
@@ -47,6 +49,13 @@ CASES: list[tuple[str, list[str], str]] = [
     ("changes", [], "policy=atomic"),
     ("changes", ["policy=wcpb"], "policy.mix_decode=false"),
     ("changes", ["policy=wcpb"], "policy.fuse_prelude=false"),
+    ("changes", [], SLO),
+    ("refused", [], "policy={name: slo, itl_ms: 20}"),
+    ("changes", [*CROWD, SLO], "policy.ttft_ms=0.1"),
+    ("changes", [*CROWD, SLO], "policy.itl_ms=5"),
+    ("changes", [*CROWD, SLO], "policy.gaps=banked"),
+    ("changes", [*CROWD, SLO], "policy.model=roofline:a100-80gb"),
+    ("changes", [*CROWD, SLO], "policy.margin=2"),
     ("changes", [], "seed=1"),
     *(("changes", [], f"slo.{name}=20") for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")),
     ("changes", ["slo.ttft_ms=20"], "slo.share=0.5"),
@@ -181,12 +190,13 @@ def test_the_walk_leaves_no_key_out() -> None:
         "sampling": SamplingSettings, "policy": POLICIES["wcpb"], "slo": Objectives, "measure": Window,
     }  # fmt: skip
     keys = {f"{name}.{item.name}" for name, kind in sections.items() for item in dataclasses.fields(kind)}
+    keys |= {f"policy.{item.name}" for item in dataclasses.fields(POLICIES["slo"])}  # type: ignore[arg-type]
     keys |= {
         f"workload.{name}" for spec in (TraceSpec, SyntheticSpec, PresetSpec) for name in spec.model_fields
     }
     keys |= set(SECTIONS) - set(sections) | {"policy"}
     assert keys - walked == set()
-    assert [name for name, policy in POLICIES.items() if dataclasses.fields(policy)] == ["wcpb"]  # type: ignore[arg-type]
+    assert [name for name, policy in POLICIES.items() if dataclasses.fields(policy)] == ["wcpb", "slo"]  # type: ignore[arg-type]
 
 
 def test_the_executor_names_what_it_does_not_use() -> None:

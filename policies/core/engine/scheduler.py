@@ -62,6 +62,8 @@ class Scheduler:
         self.peak_hidden_rows = 0
         self.tokens_by_loops = [0] * (model.num_loops + 1)
         self.next_seq = 0
+        self._device_free_ns = 0
+        self._select = policy.chooser(model)
         self.in_flight: deque[ExecutionBatch] = deque()
         """Batches formed and not yet collected, the oldest first."""
         self._surplus_until = -1
@@ -106,6 +108,9 @@ class Scheduler:
         """
         plan = self.allocator.allocate()
         order = self.residents.order
+        if plan is not None and plan.allocations:
+            for item in plan.allocations:
+                self.running[item.request_id].admitted(self.next_seq)
         if plan is not None and plan.withheld:
             order = tuple([state for state in order if state.request_id not in plan.withheld])
         if not order:
@@ -120,8 +125,11 @@ class Scheduler:
             self._prompt_batches_since_decode,
             self.blocks.free_blocks,
             self.rings.free_slots,
+            self.next_seq,
+            tuple(self.in_flight),
+            self._device_free_ns,
         )
-        selection = self.policy.select(view)
+        selection = self._select(view)
         if selection is None:
             stuck = [request for request in order if request.phase not in (Phase.DRAINED, Phase.UNDECIDED)]
             if stuck:
@@ -225,6 +233,7 @@ class Scheduler:
             )
         residents = self.residents
         residents.collected(batch.seq)
+        self._device_free_ns = completion.finished_ns
         delivered: list[tuple[RequestState, bool]] = []
         if residents.draining or batch.seq <= self._surplus_until:
             for item in batch.ranges:
@@ -242,6 +251,7 @@ class Scheduler:
                 if state.is_ended:
                     continue
                 num_tokens = state.delivered()
+                state.heard(completion.finished_ns)
                 if item.token_start >= state.request.prompt_tokens:
                     self.tokens_by_loops[item.depth or self.num_loops] += 1
                 has_ended = num_tokens == state.max_tokens or item.request_id in stops

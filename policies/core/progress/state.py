@@ -19,22 +19,27 @@ class RequestState:
     it is at: with a prompt of 10 tokens the first CODA is at position 9 and the first PRELUDE embeds position
     10. At CODA `depth` is the first one that the token skipped by leaving early, 0 when it skipped none; its
     rows in batches up to `surplus_until` were formed before that was known. Collecting batch
-    `undecided_until` decides whether it leaves early. `last_seq` is the last batch that touches it.
+    `undecided_until` decides whether it leaves early. `last_seq` is the last batch that touches it,
+    `admitted_seq` the one with which it was last let in. Of its tokens `num_scheduled_outputs` are made by
+    what is submitted, `num_output_tokens` are collected, the last of them delivered at `last_token_ns` (not
+    kept by what skips batches, which policies that read it never allow).
     """
 
     __slots__ = (
-        "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq", "max_tokens",
-        "num_output_tokens", "num_preemptions", "num_published", "num_scheduled_outputs", "order", "phase",
-        "position", "priority", "prompt", "prompt_tokens", "request", "request_id", "ring_id",
-        "surplus_until", "undecided_until",
+        "admitted_seq", "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq",
+        "last_token_ns", "max_tokens", "num_output_tokens", "num_preemptions", "num_published",
+        "num_scheduled_outputs", "order", "phase", "position", "priority", "prompt", "prompt_tokens", "request",
+        "request_id", "ring_id", "surplus_until", "undecided_until",
     )  # fmt: skip
 
+    admitted_seq: int
     arrival_ns: int
     block_groups: list[int]
     depth: int
     first_scheduled_ns: int
     is_ended: bool
     last_seq: int
+    last_token_ns: int
     max_tokens: int
     num_output_tokens: int
     num_preemptions: int
@@ -66,7 +71,8 @@ class RequestState:
             "num_output_tokens": 0,
             "first_scheduled_ns": -1,
             "is_ended": False,
-            **dict.fromkeys(("ring_id", "last_seq", "surplus_until", "undecided_until"), -1),
+            **dict.fromkeys(("admitted_seq", "last_seq", "last_token_ns"), -1),
+            **dict.fromkeys(("ring_id", "surplus_until", "undecided_until"), -1),
             "num_preemptions": 0,
             "num_published": 0,
         }.items():
@@ -122,6 +128,10 @@ class RequestState:
         """It runs, in ring `ring_id` and with these groups."""
         set_ring_id(self, ring_id)
         set_block_groups(self, block_groups)
+
+    def admitted(self, seq: int) -> None:
+        """It was let in with batch `seq`."""
+        set_admitted_seq(self, seq)
 
     def released(self) -> None:
         """What it held is somebody else's."""
@@ -200,6 +210,10 @@ class RequestState:
         set_num_scheduled_outputs(self, self.num_scheduled_outputs + num_tokens)
         set_last_seq(self, self.last_seq + num_batches)
 
+    def heard(self, at_ns: int) -> None:
+        """The last of its tokens that are collected was delivered at `at_ns`."""
+        set_last_token_ns(self, at_ns)
+
     def ended(self) -> None:
         """Nothing of it is scheduled any more; it drains."""
         set_is_ended(self, True)
@@ -218,6 +232,9 @@ set_block_groups, set_depth, set_first_scheduled_ns, set_is_ended, set_last_seq 
 set_num_output_tokens, set_num_published, set_num_scheduled_outputs, set_phase, set_position = (
     vars(RequestState)[name].__set__
     for name in ("num_output_tokens", "num_published", "num_scheduled_outputs", "phase", "position")
+)
+set_admitted_seq, set_last_token_ns = (
+    vars(RequestState)[name].__set__ for name in ("admitted_seq", "last_token_ns")
 )
 set_num_preemptions, set_prompt, set_prompt_tokens, set_ring_id, set_surplus_until, set_undecided_until = (
     vars(RequestState)[name].__set__

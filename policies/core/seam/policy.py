@@ -7,6 +7,7 @@ never sees output lengths or exit depths. Whatever it proposes is validated; see
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 from policies.core.errors import InputError
@@ -41,6 +42,18 @@ class Policy(ABC):
     @abstractmethod
     def select(self, view: View) -> Selection | None:
         """Propose the next batch, or None when no running request has anything left to schedule."""
+
+    def chooser(self, model: ModelShape) -> Callable[[View], Selection | None]:
+        """What is asked in runs of `model`: `select`, unless a policy consults what depends on the model, and
+        gets it ready here. Raises `InputError` when it cannot."""
+        return self.select
+
+    def notes(self, model: ModelShape) -> tuple[str, ...]:
+        """What a summary should say of what the policy believes."""
+        return ()
+
+    def check_card(self, model: ModelShape, card: str) -> None:  # noqa: B027 - most believe nothing
+        """Raise `InputError` when what the policy believes was not measured on `card`, on which it runs."""
 
     def check(self, model: ModelShape, scheduler: SchedulerSettings, cache: CacheSettings) -> None:
         """Raise `InputError` when this policy cannot run with that model or cache, or settings contradict

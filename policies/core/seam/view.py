@@ -8,6 +8,7 @@ Whatever a policy does, its proposal is validated against the frontiers before a
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
+from policies.core.seam.batch import ExecutionBatch
 from policies.core.seam.exits import ExitRule
 from policies.core.seam.request import CODA, PRELUDE, PROMPT, RECURRENT, Phase
 from policies.core.seam.settings import SchedulerSettings
@@ -56,6 +57,14 @@ class RequestView(Protocol):
     def last_seq(self) -> int: ...
     @property
     def order(self) -> tuple[int, int]: ...
+    @property
+    def admitted_seq(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def num_scheduled_outputs(self) -> int: ...
+    @property
+    def last_token_ns(self) -> int: ...
 
 
 class View(NamedTuple):
@@ -65,7 +74,9 @@ class View(NamedTuple):
     are its members by what they need next. Frontiers are scheduled progress: work already submitted counts as
     done, because the device is a FIFO. `exits` says after how many loops decoded tokens may leave, so which
     depth boundaries decode rows need; when they do is not known here. `prompt_batches_since_decode` are
-    prompt batches submitted since decode rows last ran a recurrent depth.
+    prompt batches submitted since decode rows last ran a recurrent depth. `seq` is the number of the batch
+    that is formed now. `in_flight` are the batches before it that are not collected, and `device_free_ns` is
+    when the device ended the last one that is: what of the present is not yet in a frontier.
     """
 
     now_ns: int
@@ -80,6 +91,9 @@ class View(NamedTuple):
     prompt_batches_since_decode: int = 0
     free_blocks: int = 0
     free_ring_slots: int = 0
+    seq: int = 0
+    in_flight: tuple[ExecutionBatch, ...] = ()
+    device_free_ns: int = 0
 
 
 ByPhase = tuple[

@@ -1,0 +1,168 @@
+"""What the next T batches will take under a wavefront, and whether every decoding request gets its tokens in
+time meanwhile."""
+
+from collections.abc import Callable, Sequence
+
+from policies.core.seam.batch import Proposal, ScheduledRange, Stage, Work
+from policies.core.seam.events import COMPONENTS
+from policies.core.seam.view import RequestView, View
+from policies.costs.clock import Clock
+from policies.costs.latency import LatencyModel, Prediction
+
+ATTENTION = COMPONENTS.index("attention")
+NEVER = float("inf")
+
+
+class Costs:
+    """What single batches cost by `latency`, `margin` longer than it says; remembers what depends on rows
+    alone."""
+
+    def __init__(self, latency: LatencyModel, margin: float) -> None:
+        self.latency = latency
+        self.factor = 1 + margin
+        self._thin: dict[int, int] = {}
+        self._flat: dict[tuple[Stage, int], Prediction] = {}
+
+    def thin_ns(self, rows: int) -> int:
+        """One loop of `rows` rows without attention."""
+        found = self._thin.get(rows)
+        if found is None:
+            work = Work.of(Stage.RECURRENT, 1, [ScheduledRange(0, Stage.RECURRENT, 0, 0, rows)])
+            parts = self.latency.predict(work).components_ns
+            found = self._thin[rows] = sum(parts) - parts[ATTENTION]
+        return found
+
+    def flat(self, stage: Stage, rows: int) -> Prediction:
+        """A PRELUDE or CODA batch."""
+        found = self._flat.get((stage, rows))
+        if found is None:
+            ranges = [ScheduledRange(at, stage, 0, 1, 1) for at in range(rows)]
+            found = self._flat[stage, rows] = self.latency.predict(Work.of(stage, 0, ranges))
+        return found
+
+    def prompt_ns(self, tokens: int, num_loops: int) -> float:
+        """About what is left to a prompt: its rows at the price of a batch of 512, and the depths of the
+        last."""
+        return num_loops * (tokens * self.thin_ns(512) / 512 + self.thin_ns(64))
+
+
+class Horizon:
+    """The batches from the one that is chosen in `view` on, with `ring` in the rings.
+
+    Batch k runs the decode rows, whoever has joined them, and of the ring and of what is injected whatever
+    has not left the last depth; who comes out of its last depth has its token after a CODA batch, and goes on
+    after a PRELUDE batch. Contexts are those of now, and rows that leave early or stop are load that goes
+    away. Each row's next token is due at `due_ns`, and the one after it `itl_ns` later: a batch that loads
+    the second token's way without need is refused too.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        view: View,
+        ring: Sequence[Proposal],
+        due_ns: Callable[[RequestView, float], float],
+        itl_ns: int,
+        is_banked: bool,
+    ) -> None:
+        self.costs, self.itl_ns, self.is_banked = costs, itl_ns, is_banked
+        self.num_loops = num_loops = view.num_loops
+        self.clock = Clock(costs.latency, view.limits.inflight, costs.factor, view.device_free_ns)
+        ends_ns = self.clock.catch_up(view.in_flight, costs.latency, view.now_ns)
+        last_ns: dict[int, float] = {}
+        for batch, end_ns in zip(view.in_flight, ends_ns, strict=True):
+            if batch.stage is Stage.CODA:
+                last_ns.update([(item.request_id, end_ns) for item in batch.ranges])
+        self.prompt_ends = {request.request_id: request.prompt_tokens for request in view.prompts}
+        self.ring = ring
+        self.rows = [
+            ScheduledRange(request.request_id, Stage.RECURRENT, request.depth, request.position, 1)
+            for request in view.looping
+        ]
+        self.done = [0] * num_loops
+        """Rows whose token comes after batch k."""
+        self.due_ns = [NEVER] * num_loops
+        for request in view.looping:
+            k = max(view.exits.max_loops - request.depth - 1, 0)
+            self.done[k] += 1
+            due = due_ns(request, last_ns.get(request.request_id, request.last_token_ns))
+            self.due_ns[k] = min(self.due_ns[k], due)
+        self.second_ns = list(self.due_ns)
+        """When the token after the next is due, of rows under banked gaps."""
+        self.ring_rows = [0] * num_loops
+        self.ring_joins = [0] * num_loops
+        for item in ring:
+            self._add(item, self.ring_rows, self.ring_joins)
+        self.decode_ns = self._predict(()).components_ns[ATTENTION] if self.rows else 0
+
+    def is_feasible(self, injected: Sequence[Proposal]) -> bool:
+        """Whether all tokens within reach are in time when `injected` rows join at depth 0."""
+        late = self._late(injected)
+        return not (late[0] or late[1])
+
+    def forgive(self) -> bool:
+        """Give rows that would be late with nothing injected a whole gap from now on; return whether there
+        are none. Who is late anyway must not stop prompts for ever, nor be forgotten."""
+        late, second = self._late(())
+        for k in late:
+            self.due_ns[k] = max(self.due_ns[k], self.clock.device_ns + self.itl_ns)
+        return not (late or second)
+
+    def _late(self, injected: Sequence[Proposal]) -> tuple[list[int], list[int]]:
+        """Steps after which a row's next token is late, and those of rows whose second one is."""
+        num_loops, costs = self.num_loops, self.costs
+        rows, joins = self.ring_rows.copy(), self.ring_joins.copy()
+        for item in injected:
+            self._add(item, rows, joins)
+        full = self._predict(injected)
+        attention_ns = full.components_ns[ATTENTION]
+        clock, decoding = self.clock.fork(), len(self.rows)
+        token_ns: list[float] = []
+        late, second = [], []
+        arriving = [0] * (2 * num_loops)
+        for k in range(num_loops):
+            arriving[k] += self.done[k] + joins[k]
+        for k in range(2 * num_loops):
+            is_loaded = k < num_loops and rows[k]
+            count = decoding + (rows[k] if is_loaded else 0)
+            if count:
+                context_ns = attention_ns if is_loaded else self.decode_ns
+                clock.run(full, costs.thin_ns(count) + context_ns)
+            come = arriving[k]
+            if not come:
+                token_ns.append(NEVER)
+                continue
+            end_ns = clock.run(costs.flat(Stage.CODA, come), costs.flat(Stage.CODA, come).device_ns)
+            prelude = costs.flat(Stage.PRELUDE, come)
+            clock.run(prelude, prelude.device_ns)
+            token_ns.append(end_ns)
+            if k < num_loops:
+                decoding += joins[k]
+                arriving[k + num_loops] += come
+                if end_ns > self.due_ns[k]:
+                    late.append(k)
+            else:
+                first = k - num_loops
+                due_ns = self.second_ns[first] if self.is_banked else token_ns[first]
+                if end_ns > due_ns + self.itl_ns:
+                    second.append(first)
+        return late, second
+
+    def _predict(self, injected: Sequence[Proposal]) -> Prediction:
+        """The batch of now; a small one where there is none, which is not run."""
+        ranges = self.rows + [
+            ScheduledRange(request_id, Stage.PREFILLING_RECURRENT, depth, start, end - start)
+            for request_id, depth, start, end in (*self.ring, *injected)
+        ]
+        if not ranges:
+            return self.costs.flat(Stage.PRELUDE, 1)
+        rows = sum([item.token_count for item in ranges])
+        return self.costs.latency.predict(Work(Stage.RECURRENT, 1, tuple(ranges), rows, len(ranges)))
+
+    def _add(self, item: Proposal, rows: list[int], joins: list[int]) -> None:
+        """A prompt range runs in every batch until it leaves its last depth, and a prompt's end joins."""
+        steps = self.num_loops - item.depth
+        for k in range(steps):
+            rows[k] += item.end - item.start
+        if item.end == self.prompt_ends[item.request_id]:
+            joins[steps - 1] += 1
