@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import simpy
+from worlds import spelled
 
 from policies.assembly import assemble
 from policies.config.runconfig import parse_config
@@ -40,7 +41,7 @@ class Simulated:
 
     def __init__(self, env: simpy.Environment, inbox: Inbox, policy: str, inflight: int, seed: int) -> None:
         raw = {
-            "policy": policy,
+            "policy": spelled(policy),
             "scheduler": {"max_num_seqs": 4, "prefill_chunk_size": 32, "inflight": inflight},
             "cache": {"num_blocks": 2000},
             "workload": {"kind": "synthetic", "num_requests": 1, "prompt_tokens": 1, "output_tokens": 1},

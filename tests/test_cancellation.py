@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from toy_backend import World, run
+from worlds import spelled
 
 from policies.atomic import Atomic
 from policies.config.runconfig import parse_config
@@ -165,7 +166,7 @@ def test_a_run_with_hang_ups_in_every_state_is_replayed_exactly(
     tmp_path: Path, policy: str, arrival: dict[str, object]
 ) -> None:
     raw = {
-        "model": "ouro-1.4b", "policy": policy, "scheduler": {"max_num_seqs": 3,
+        "model": "ouro-1.4b", "policy": spelled(policy), "scheduler": {"max_num_seqs": 3,
         "max_num_batched_tokens": 64},
         "workload": {"kind": "synthetic", "num_requests": 60, "prompt_tokens": [37, 200, 5, 400],
         "output_tokens": [9, 1, 30],

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 
 from executor_runs import Done, config_of, rules_of, run_on, session_of  # noqa: E402
 from log_checker import check_log  # noqa: E402
+from worlds import on_cpu  # noqa: E402
 
 from executor.model.reference import dense_forward  # noqa: E402
 from executor.model.weights import named_tensors  # noqa: E402
@@ -37,7 +38,7 @@ def cells() -> dict[str, tuple[str, ...]]:
         for inflight in (1, 2, 4):
             chunk, seqs = ((16, 4), (64, 3), ("null", 6))[(at + inflight) % 3]
             found[f"{policy} {chunk} {seqs} {inflight}"] = (
-                f"policy={policy}", f"scheduler.prefill_chunk_size={chunk}", f"scheduler.max_num_seqs={seqs}",
+                on_cpu(policy), f"scheduler.prefill_chunk_size={chunk}", f"scheduler.max_num_seqs={seqs}",
                 f"scheduler.inflight={inflight}",
             )  # fmt: skip
     found["no refill"] = ("policy=split", "scheduler.decode=no_refill", "scheduler.max_num_seqs=4")

@@ -16,6 +16,7 @@ from log_checker import check_log
 torch = pytest.importorskip("torch", reason="needs torch")
 
 from executor_runs import BASE, Done, config_of, rules_of, run_on, session_of  # noqa: E402
+from worlds import on_cpu  # noqa: E402
 
 from executor.checks.slots import Slots  # noqa: E402
 from executor.errors import AuditError  # noqa: E402
@@ -52,7 +53,7 @@ def sharing(policy: str, inflight: int, preemption: str) -> RunConfig:
     )
     room = pressure if preemption != "off" else (f"cache.num_blocks={ROOMY * PLANES}",)
     return config_of(
-        f"policy={policy}", f"scheduler.inflight={inflight}", "cache.prefix_caching=true", *room, base=ALIKE
+        on_cpu(policy), f"scheduler.inflight={inflight}", "cache.prefix_caching=true", *room, base=ALIKE
     )
 
 

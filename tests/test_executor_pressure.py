@@ -23,6 +23,7 @@ from executor_runs import (  # noqa: E402
     run_on,
     session_of,
 )
+from worlds import on_cpu  # noqa: E402
 
 from executor import swap  # noqa: E402
 from executor.checks.diagnose import diagnose  # noqa: E402
@@ -54,7 +55,7 @@ def pressed(*overrides: str) -> RunConfig:
 
 def squeezed(policy: str, inflight: int, preemption: str, *overrides: str) -> RunConfig:
     return pressed(
-        f"policy={policy}",
+        on_cpu(policy),
         f"scheduler.inflight={inflight}",
         f"cache.num_blocks={THIRD * PLANES}",
         "cache.allocation=incremental",
@@ -167,7 +168,7 @@ def test_requests_of_higher_priority_put_others_out_and_no_bit_changes(
     session = session_of(
         config_of("policy=atomic", f"cache.num_blocks={DEMAND_GROUPS * PLANES}", base=base),
         *(
-            config_of(f"policy={policy}", *slots, f"cache.preemption={preemption}", base=base)
+            config_of(on_cpu(policy), *slots, f"cache.preemption={preemption}", base=base)
             for policy in ("split", "wcpb")
         ),
     )

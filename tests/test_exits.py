@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from log_checker import Broken, Rules, check_log
 from toy_backend import Run, World, run
+from worlds import spelled
 
 from policies.atomic import Atomic
 from policies.config.runconfig import RunConfig, load_config, parse_config
@@ -138,7 +139,7 @@ def raw_config(policy: str, inflight: int, mode: str) -> dict[str, Any]:
         "gate": {"mode": "gate", "threshold": 0.6, "loop_weights": [3, 2, 1, 4], "min_loops": 2},
     }
     return {
-        "model": "ouro-1.4b", "device": "h200", "policy": policy,
+        "model": "ouro-1.4b", "device": "h200", "policy": spelled(policy),
         "scheduler": {"max_num_seqs": 6, "max_num_batched_tokens": 48, "prefill_chunk_size": 16,
         "inflight": inflight},
         "exit": exits[mode],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from toy_backend import Run, run
-from worlds import VARIANTS
+from worlds import VARIANTS, spelled
 
 from policies.atomic import Atomic
 from policies.config.runconfig import parse_config
@@ -220,7 +220,7 @@ def test_transfers_take_the_host_bandwidth_of_the_device() -> None:
 def config_of(policy: str, preemption: str, **changes: object) -> dict[str, object]:
     return {
         "model": "ouro-1.4b",
-        "policy": policy,
+        "policy": spelled(policy),
         "scheduler": {"max_num_seqs": 6, "max_num_batched_tokens": 64, "admission": "priority"},
         "cache": {"num_blocks": 128, "allocation": "incremental", "preemption": preemption},
         "workload": {

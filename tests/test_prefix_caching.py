@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from toy_backend import run
-from worlds import VARIANTS
+from worlds import VARIANTS, spelled
 
 from executor.prompts import prompt_ids
 from policies.atomic import Atomic
@@ -191,7 +191,7 @@ def test_a_run_with_hits_evictions_preemption_and_hang_ups_is_replayed(
     tmp_path: Path, policy: str, preemption: str
 ) -> None:
     raw = {
-        "model": "ouro-1.4b", "policy": policy, "scheduler": {"max_num_seqs": 5,
+        "model": "ouro-1.4b", "policy": spelled(policy), "scheduler": {"max_num_seqs": 5,
         "max_num_batched_tokens": 64},
         "cache": {"num_blocks": 170, "allocation": "incremental", "preemption": preemption,
         "prefix_caching": True},

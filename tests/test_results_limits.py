@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from results_runs import config_of, duration_ns, identity_of, write_run
 from toy_backend import World, drive
+from worlds import plain
 
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import BatchTotals, RunLog
@@ -30,7 +31,7 @@ def world(
         prefill_chunk_size=4, max_num_batched_tokens=64, max_num_seqs=places, inflight=inflight
     )
     config, identity = config_of(policy), identity_of()
-    scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=blocks))
+    scheduler = Scheduler(plain(policy), OURO_TINY, settings, CacheSettings(num_blocks=blocks))
     with RunDirectory.create(config, identity, out) as directory:
         log = RunLog(directory.batches, directory.requests.write)
         drive(Engine(scheduler, Clients(requests), log), World(duration_ns))

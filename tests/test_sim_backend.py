@@ -12,6 +12,7 @@ import pytest
 import simpy
 from log_checker import Rules, check_log, parse_batches
 from toy_backend import by_id, requests_text
+from worlds import plain
 
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RequestRecord, RunLog
@@ -92,7 +93,7 @@ def simulate(
 ) -> Simulated:
     settings = SchedulerSettings(prefill_chunk_size=4, max_num_batched_tokens=16, inflight=inflight)
     text = io.StringIO()
-    scheduler = Scheduler(POLICIES[policy](), OURO_TINY, settings, CacheSettings(num_blocks=400))
+    scheduler = Scheduler(plain(policy), OURO_TINY, settings, CacheSettings(num_blocks=400))
     ended: list[RequestRecord] = []
     engine = Engine(scheduler, Clients(requests), RunLog(text, ended.append))
     cost = ConstantCost(

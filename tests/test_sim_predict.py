@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from synthetic_profile import write_profile
+from worlds import spelled
 
 from policies.config.runconfig import parse_config
 from policies.registry import POLICIES
@@ -32,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "card.json"
 
 
-def config_of(device: str, policy: str, inflight: int, arrival: dict[str, Any]) -> dict[str, Any]:
+def config_of(device: str, policy: Any, inflight: int, arrival: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": "ouro-1.4b",
         "device": device,
@@ -62,7 +63,7 @@ def predicted_and_measured(out: Path, run: Path, device: str | None = None) -> p
 def test_a_simulated_batch_is_predicted_exactly(
     tmp_path: Path, model: Path, policy: str, inflight: int, loop: str
 ) -> None:
-    raw = config_of(str(model), policy, inflight, ARRIVALS[loop])
+    raw = config_of(str(model), spelled(policy), inflight, ARRIVALS[loop])
     run, summary = simulate(parse_config(raw, tmp_path, "test"), tmp_path / "run", plots=False)
     both = predicted_and_measured(tmp_path / "sim", run)
     assert len(both) == summary["num_batches"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from log_checker import Rules, check_log
 from toy_backend import requests_text
+from worlds import spelled
 
 from policies.config.runconfig import parse_config
 from policies.core.engine.runlog import RequestRecord
@@ -29,7 +30,7 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
     if not (TRACES / name).is_file():
         pytest.skip(f"the shared trace is not at {TRACES / name}")
     raw = {
-        "policy": policy,
+        "policy": spelled(policy),
         "scheduler": {"max_num_seqs": 32, "prefill_chunk_size": 512, "inflight": 4},
         "workload": {"kind": "trace", "path": str(TRACES / name), **CASES[name]},
     }

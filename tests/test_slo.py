@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worlds import draw_world
 
 from policies.config.runconfig import parse_config
 from policies.core.errors import InputError
@@ -110,6 +111,14 @@ def test_nobody_starves_under_a_promise_that_cannot_be_kept(tmp_path: Path) -> N
     for _, rows, *_ in run.choices:
         waits = 0 if rows else waits + 1
         assert waits <= MOST_BATCHES + 3 * raw["scheduler"]["max_num_seqs"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_promise_that_cannot_be_kept_breaks_no_rule(seed: int) -> None:
+    world = draw_world(random.Random(seed))
+    hopeless = Slo(ttft_ms=0.0005, itl_ms=0.0002, gaps=("strict", "banked")[seed % 2], model="roofline:h200")
+    if world.allows(hopeless):
+        world.check(hopeless)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ class RequestState:
     __slots__ = (
         "admitted_seq", "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq",
         "last_token_ns", "max_tokens", "num_output_tokens", "num_preemptions", "num_published",
-        "num_scheduled_outputs", "order", "phase", "position", "priority", "prompt", "prompt_tokens", "request",
-        "request_id", "ring_id", "surplus_until", "undecided_until",
+        "num_scheduled_outputs", "order", "phase", "position", "priority", "prompt", "prompt_tokens",
+        "request", "request_id", "ring_id", "surplus_until", "undecided_until",
     )  # fmt: skip
 
     admitted_seq: int
