@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worlds import spelled
 
 from policies.config.runconfig import parse_config
 from policies.core.engine.batchlines import BATCH_COLUMNS
@@ -73,7 +74,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for inflight in (1, 2, 4):
             for loop, arrival in LOOPS.items():
                 names.append(f"{policy}-{inflight}-{loop}")
-                raw = config_of(policy, inflight, workload=arrival)
+                raw = config_of(spelled(policy, "roofline:cpu"), inflight, workload=arrival)
                 configs.append(parse_config(raw, folder, "test"))
     session = Session(configs, "cpu")
     return {
@@ -99,7 +100,11 @@ def test_every_batch_of_a_simulated_run_is_decided_again(
     tmp_path: Path, policy: str, device: str, inflight: int, loop: str
 ) -> None:
     assert_equal(
-        replay(simulated(tmp_path / "run", config_of(policy, inflight, device=device, workload=LOOPS[loop])))
+        replay(
+            simulated(
+                tmp_path / "run", config_of(spelled(policy), inflight, device=device, workload=LOOPS[loop])
+            )
+        )
     )
 
 
@@ -116,7 +121,9 @@ def test_clients_that_hang_up_while_a_batch_is_handed_over_are_gone_in_the_repla
         "patience_ms": 3,
         "max_tokens": 30,
     }
-    raw = config_of(policy, inflight, device="roofline:h200", workload=hasty, scheduler={"max_num_seqs": 1})
+    raw = config_of(
+        spelled(policy), inflight, device="roofline:h200", workload=hasty, scheduler={"max_num_seqs": 1}
+    )
     raw["workload"]["output_tokens"] = [1, 30, 7]
     assert_equal(replay(simulated(tmp_path / "run", raw)))
 
@@ -136,6 +143,8 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
                     f"{' '.join(str(draw.randint(1, 4)) for _ in range(draw.randint(0, 5)))}")  # fmt: skip
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
     policy = draw.choice(list(POLICIES))
+    found = spelled(policy)
+    named = {"name": found} if isinstance(found, str) else found
     options = (
         {"mix_decode": draw.random() < 0.5, "fuse_prelude": draw.random() < 0.5} if policy == "wcpb" else {}
     )
@@ -144,7 +153,7 @@ def test_random_worlds_with_refusals_priorities_tight_pools_and_ties_are_decided
     raw = {
         "model": draw.choice(["ouro-tiny", "ouro-1.4b"]),
         "device": draw.choice(["a100-seed", "h200", "roofline:l4"]),
-        "policy": {"name": policy, **options},
+        "policy": {**named, **options},
         "scheduler": {
             "max_num_seqs": draw.randint(1, 5), "max_num_batched_tokens": 16 if chunk else draw.choice([3,
             64]),
