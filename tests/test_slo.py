@@ -90,7 +90,7 @@ def test_a_wavefront_that_is_sized_keeps_what_a_fixed_one_breaks(tmp_path: Path)
     )
     assert fixed["slo"]["share_met"] < 0.3 and sized["slo"]["share_met"] > 0.95
     assert sized["output_token_throughput"] > 0.95 * fixed["output_token_throughput"]
-    assert any("policy slo believes h200" in note and "margin 7.1%" in note for note in sized["notes"])
+    assert any("policy slo believes h200" in note and "margin" in note for note in sized["notes"])
 
 
 @pytest.mark.parametrize("gaps", ["strict", "banked"])
