@@ -90,7 +90,9 @@ class Residents:
         self.hidden_rows -= state.prompt.num_resident_rows
         state.prompt.rewind()
         count = self.blocks.groups_for(state.num_stored_positions)
-        swaps = self._preempted.can_swap(count)
+        # What goes comes before what comes back with the same batch: its room is not free yet.
+        coming_back = sum([item.num_swapped_groups for item in plan.allocations])
+        swaps = self._preempted.can_swap(count + coming_back)
         groups = tuple(state.block_groups[:count]) if swaps else ()
         if swaps:
             plan.swapped_bytes += self._preempted.swap_bytes(count)
