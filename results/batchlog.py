@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.core.engine.batchlines import BATCH_COLUMNS
-from policies.core.seam.batch import Stage
+from policies.core.seam.batch import ScheduledRange, Stage
 from results.csvlog import Columns, Fields, Row, read_rows
 
 COLUMNS = Columns(BATCH_COLUMNS, ("exits", "grown", "preempted", "resumed", "reused"))
@@ -99,6 +99,22 @@ def parse_ranges(text: str) -> list[LoggedRange]:
         request_id, stage, depth, start, count = item.split(":")
         found.append(LoggedRange(int(request_id), stage, int(depth), int(start), int(count)))
     return found
+
+
+def parse_work(text: str) -> tuple[ScheduledRange, ...]:
+    """The ranges of a `ranges` field as work has them; a prompt range is taken to begin its chunk, which no
+    log says. Raises `ValueError` for other text."""
+    return tuple(
+        ScheduledRange(
+            item.request_id,
+            Stage(item.stage),
+            item.depth,
+            item.token_start,
+            item.token_count,
+            item.token_start,
+        )
+        for item in parse_ranges(text)
+    )
 
 
 def read_batches(path: Path) -> Iterator[LoggedBatch]:

@@ -32,9 +32,9 @@ from statistics import median_low
 from typing import TextIO
 
 from policies.core.errors import InputError
-from policies.core.seam.batch import ScheduledRange, Stage, Work
+from policies.core.seam.batch import Stage, Work
 from policies.process.documents import MAX_JSON_BYTES, read_text
-from results.batchlog import parse_ranges
+from results.batchlog import parse_work
 
 SCHEMA = "1"
 KINDS = {
@@ -115,18 +115,7 @@ class ProfileRow:
         """What was measured. Raises `ValueError` for a row without one."""
         if self.stage is None or self.loop_count is None:
             raise ValueError(f"profile row {self.case!r} of kind {self.kind} has no batch")
-        ranges = tuple(
-            ScheduledRange(
-                item.request_id,
-                Stage(item.stage),
-                item.depth,
-                item.token_start,
-                item.token_count,
-                item.token_start,
-            )
-            for item in parse_ranges(self.ranges)
-        )
-        return Work.of(self.stage, self.loop_count, ranges)
+        return Work.of(self.stage, self.loop_count, parse_work(self.ranges))
 
     def fields(self) -> list[str]:
         """The row as CSV fields in the order of `COLUMNS`."""

@@ -9,14 +9,14 @@ from typing import Any
 
 from policies.core.errors import InputError
 from policies.core.models.shape import OURO_1_4B
-from policies.core.seam.batch import ScheduledRange, Stage, Work
+from policies.core.seam.batch import Stage, Work
 from policies.core.seam.events import COMPONENTS
 from policies.costs.features import Features
 from policies.costs.fitted import FittedModel
 from policies.costs.latency import LatencyModel, Prediction
 from policies.costs.modelfile import DeviceTimes, Errors, read_model
 from policies.costs.models import load_device, model_path
-from results.batchlog import parse_ranges
+from results.batchlog import parse_work
 
 WITHOUT_LOOPS = (Stage.PRELUDE, Stage.PREFILLING_PRELUDE, Stage.CODA)
 
@@ -129,17 +129,7 @@ def work_of(text: str, stage: str | None, loops: int | None, num_loops: int) -> 
     """The work that `text` describes, `request:stage:depth:start:count` for each range. Raises
     `InputError`."""
     try:
-        ranges = tuple(
-            ScheduledRange(
-                item.request_id,
-                Stage(item.stage),
-                item.depth,
-                item.token_start,
-                item.token_count,
-                item.token_start,
-            )
-            for item in parse_ranges(text)
-        )
+        ranges = parse_work(text)
         stages = {item.stage for item in ranges}
         if len(stages) > 1 and stages != {Stage.RECURRENT, Stage.PREFILLING_RECURRENT}:
             raise ValueError(f"stages {', '.join(sorted(stages))} share no batch")
