@@ -269,7 +269,9 @@ def test_a_sweep_says_how_far_it_is_and_what_else_its_folder_holds(
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_keeps_other_settings_in_another_folder() -> None:
     def folder(*settings: str) -> str:
-        command = ["make", "-n", "-o", ".venv/.base", "simulate", "TRACE=conv.csv", *settings]
+        # A make that runs the tests would have this one say which folder it enters.
+        quiet = ["make", "-n", "--no-print-directory", "-o", ".venv/.base"]
+        command = [*quiet, "simulate", "TRACE=conv.csv", *settings]
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
         return found.stdout.rpartition("--out ")[2].strip().strip('"')
 
