@@ -58,6 +58,7 @@ CONFIG: dict[str, Any] = {
 TRACE_KEYS: dict[str, Any] = {
     "kind": "trace", "path": "t.csv", "format": "auto", "limit": 4, "repeat": 2, "jitter_s": 0.1,
     "time_scale": 1.0, "timestamp_unit": "auto", "max_tokens": 8, "max_context": 100, "concurrency": 2,
+    "start_s": 0, "end_s": 900.0, "columns": None, "rate": None,
 }  # fmt: skip
 TRACES = {
     "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,37,4\n"

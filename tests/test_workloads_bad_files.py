@@ -157,9 +157,9 @@ def test_a_format_that_was_named_must_fit(tmp_path: Path) -> None:
     ):
         load(path, format="burstgpt")
     with pytest.raises(
-        InputError, match=r"workload.start_s: 5.0, expected none: it belongs to ServeGen traces"
+        InputError, match=r"workload.dataset: 'x', expected none: it belongs to ServeGen traces"
     ):
-        load(path, start_s=5)
+        load(path, dataset="x")
 
 
 @given(st.binary(max_size=300))

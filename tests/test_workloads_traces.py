@@ -96,7 +96,7 @@ def test_vidur_lengths_take_an_arrival_process() -> None:
 
 @needs_traces
 def test_servegen_windows_hold_rate_times_600_requests() -> None:
-    workload = load(SMALL, duration_s=1200)
+    workload = load(SMALL, end_s=1200)
     arrivals_s = np.array([request.arrival_ns for request in workload.requests]) / 1e9
     assert len(workload.requests) == 52836 + 51304  # 88.06 x 600 and 85.506... x 600
     assert arrivals_s[52835] == pytest.approx(600, abs=1)
@@ -108,7 +108,7 @@ def test_servegen_windows_hold_rate_times_600_requests() -> None:
 
 @needs_traces
 def test_a_servegen_window_is_the_same_wherever_drawing_starts() -> None:
-    whole, part = load(REASONING, duration_s=2400), load(REASONING, start_s=600, duration_s=1200)
+    whole, part = load(REASONING, end_s=2400), load(REASONING, start_s=600, end_s=1800)
     tail = [request for request in whole.requests if request.request_id >= round(2.533333333 * 600)]
     assert [request.prompt_tokens for request in part.requests] == [
         request.prompt_tokens for request in tail
@@ -119,7 +119,7 @@ def test_a_servegen_window_is_the_same_wherever_drawing_starts() -> None:
 
 @needs_traces
 def test_servegen_needs_a_bound_when_there_is_no_end_in_sight() -> None:
-    with pytest.raises(InputError, match=r"expected workload.limit or workload.duration_s"):
+    with pytest.raises(InputError, match=r"expected workload.limit or workload.end_s"):
         load(SMALL)
     with pytest.raises(InputError, match=r"no request from 1e\+08 s"):
         load(SMALL, start_s=1e8)

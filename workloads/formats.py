@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from policies.core.errors import InputError
+from workloads.spec import TraceColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,30 @@ class Layout:
     format: TraceFormat
     arrival: str | None
     fixed_unit: str | None = field(default=None)
+
+
+def mapped(columns: TraceColumns, names: Sequence[str], where: str) -> Layout:
+    """The layout that a user's `columns` describe, of a file with columns `names`. Raises `InputError` for
+    one that the file does not have, or has twice."""
+    present = [normalise(name) for name in names]
+    for key, name in columns:
+        if name is not None and present.count(normalise(name)) != 1:
+            found = f"{_shown(names)} have {present.count(normalise(name)) or 'no'} {name!r}"
+            raise InputError(f"{where}: columns {found}, expected the one that workload.columns.{key} names")
+    optional = (columns.max_tokens, columns.priority, columns.hash_ids)
+    max_tokens, priority, blocks = (normalise(name) if name else None for name in optional)
+    arrivals: dict[str, str | None] = {columns.arrival: None} if columns.arrival else {}
+    chosen = TraceFormat(
+        "columns",
+        arrivals,
+        columns.prompt_tokens,
+        columns.output_tokens,
+        max_tokens=max_tokens,
+        priority=priority,
+        blocks=blocks,
+        block_tokens=512 if blocks else 0,
+    )
+    return Layout(chosen, columns.arrival)
 
 
 def normalise(name: str) -> str:

@@ -52,8 +52,7 @@ def looks_like_servegen(columns: Sequence[str]) -> bool:
 def draw_servegen(
     spec: TraceSpec, path: Path, dataset: Path, cells: Iterable[tuple[int, list[str]]], seed: int
 ) -> Columns:
-    """Requests of `duration_s` seconds (default: to the end) from `start_s` on (default: the beginning), at
-    most `limit`.
+    """Requests from `start_s` (default: the beginning) to `end_s` (default: the end), at most `limit`.
 
     Each window gets rate x width requests; gaps come from the fitted family and are scaled so that they fill
     the window, because the fitted mean does not always agree with the stated rate. Prompt and output lengths
@@ -63,7 +62,7 @@ def draw_servegen(
     windows = list(read_windows(path, cells))
     histograms = read_dataset(dataset)
     start_s = spec.start_s or 0.0
-    end_s = math.inf if spec.duration_s is None else start_s + spec.duration_s
+    end_s = math.inf if spec.end_s is None else spec.end_s
     chosen = [
         (index, item)
         for index, item in enumerate(windows)
@@ -75,7 +74,7 @@ def draw_servegen(
         raise InputError(f"{path}: a window of {fullest} requests, expected at most {MAX_REQUESTS}")
     if spec.limit is None and total > MAX_UNLIMITED_REQUESTS:
         raise InputError(
-            f"{path}: {total} requests, expected workload.limit or workload.duration_s to keep it below "
+            f"{path}: {total} requests, expected workload.limit or workload.end_s to keep it below "
             f"{MAX_UNLIMITED_REQUESTS}"
         )
     columns = Columns(path.name)

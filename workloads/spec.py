@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -145,6 +146,17 @@ class SharedPrefix(_Checked):
     tokens: Tokens
 
 
+class TraceColumns(_Checked):
+    """Which columns of a file in no known format say what. Without `arrival` it has lengths only."""
+
+    arrival: Text | None = None
+    prompt_tokens: Text
+    output_tokens: Text
+    max_tokens: Text | None = None
+    priority: Text | None = None
+    hash_ids: Text | None = None
+
+
 def _process_of(value: Any) -> str | None:
     return _member(value, "process")
 
@@ -195,14 +207,17 @@ class TraceSpec(_Checked):
     """`kind: trace`: requests from a file. Recorded times and lengths are taken as they are, but for the keys
     given here.
 
-    `limit` takes the first so many usable rows in file order and reads no further; `repeat` runs them so many
-    times over. `jitter_s` makes every arrival up to so many seconds later, then `time_scale` multiplies it (2
-    is half the load). `arrival` replaces recorded times and is needed for files that have none. `max_tokens`
+    `start_s` and `end_s` cut out a window in the trace's own time, in seconds after its first request (of a
+    ServeGen file, after its beginning); `limit` takes the first so many usable rows of it in file order and
+    reads no further; `repeat` runs them so many times over. `jitter_s` makes every arrival up to so many
+    seconds later, then `time_scale` multiplies it (2 is half the load), or `rate` says the requests a second
+    to stretch or squeeze the whole to. `arrival` replaces recorded times and is needed for files that have
+    none. `columns` names the columns of a file in no known format. `max_tokens`
     is what the client asks for: true outputs above it are cut to it; null asks for exactly the true output.
     `max_context` drops nothing here: the engine refuses requests above it, so that counts add up.
     `patience_ms` is how many milliseconds after its arrival a client hangs up, drawn like lengths, not
-    scaled; it replaces a recorded `cancel_ns`. `timestamp_unit` and `block_tokens` (prompt tokens of one
-    hash id) replace the format's own. `dataset`, `start_s` and `duration_s` belong to ServeGen files.
+    scaled; it replaces a recorded `cancel_ns`. `timestamp_unit` (or `unit`) and `block_tokens` (prompt tokens
+    of one hash id) replace the format's own. `dataset` belongs to ServeGen files.
     """
 
     kind: Literal["trace"] = "trace"
@@ -212,7 +227,11 @@ class TraceSpec(_Checked):
     repeat: Requests = 1
     jitter_s: Annotated[float, Field(strict=True, ge=0, le=1e9)] = 0.0
     time_scale: Positive = 1.0
-    timestamp_unit: Literal["auto", "s", "ms", "us", "ns"] = "auto"
+    rate: Positive | None = None
+    columns: TraceColumns | None = None
+    timestamp_unit: Annotated[
+        Literal["auto", "s", "ms", "us", "ns"], Field(validation_alias=AliasChoices("timestamp_unit", "unit"))
+    ] = "auto"
     block_tokens: Tokens | None = None
     arrival: Arrival | None = None
     concurrency: Count | None = None
@@ -221,7 +240,18 @@ class TraceSpec(_Checked):
     patience_ms: Lengths | None = None
     dataset: Text | None = None
     start_s: NotNegative | None = None
-    duration_s: Positive | None = None
+    end_s: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_say(self) -> "TraceSpec":
+        if self.rate is not None and (self.time_scale != 1 or self.arrival is not None):
+            other = "arrival" if self.arrival is not None else f"time_scale {self.time_scale:g}"
+            raise ValueError(f"expected rate or {other.split()[0]}, found rate {self.rate:g} and {other}")
+        if self.columns is not None and self.format != "auto":
+            raise ValueError(f"expected columns or format, found columns and format {self.format}")
+        if self.end_s is not None and self.end_s <= (self.start_s or 0):
+            raise ValueError(f"expected start_s < end_s, found {self.start_s or 0:g} and {self.end_s:g}")
+        return self
 
     @model_validator(mode="after")
     def _one_concurrency(self) -> "TraceSpec":
@@ -283,9 +313,9 @@ SYNTHETIC_ADAPTER: TypeAdapter[SyntheticSpec] = TypeAdapter(SyntheticSpec)
 _BY_TAG: dict[str, type[BaseModel]] = {
     "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "burst": Burst, "poisson": Poisson,
     "gamma": Gamma, "constant": Constant, "closed": Closed, "lognormal": Lognormal, "uniform": Uniform,
-    "choice": Choice, "shared_prefix": SharedPrefix,
+    "choice": Choice, "shared_prefix": SharedPrefix, "columns": TraceColumns,
 }  # fmt: skip
-_TAGS = {*_BY_TAG, "integer", "list"} - {"shared_prefix"}
+_TAGS = {*_BY_TAG, "integer", "list"} - {"shared_prefix", "columns"}
 _EXAMPLES = {
     "trace": "{kind: trace, path: t.csv}",
     "synthetic": "{kind: synthetic, num_requests: 100, prompt_tokens: 512, output_tokens: 64}",

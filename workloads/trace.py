@@ -1,6 +1,7 @@
 """Recorded traces of every format, as columns: what a row means, which rows count, and what must be told to
 the user."""
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from policies.core.errors import InputError
 from workloads.columns import Columns, IntLists
-from workloads.formats import Layout, normalise, recognise
+from workloads.formats import Layout, mapped, normalise, recognise
 from workloads.rows import Records, Row, RowReader
 from workloads.servegen import dataset_beside, draw_servegen, looks_like_servegen
 from workloads.spec import MAX_REQUESTS, TraceSpec
@@ -28,16 +29,17 @@ def read_trace(spec: TraceSpec, seed: int, base_dir: Path) -> Columns:
     with open_text(path) as text:
         records = Records(path, bounded_lines(path, text))
         is_headless = not records.is_json and looks_like_servegen(records.columns)
-        if spec.format == "servegen" or (spec.format == "auto" and is_headless):
+        may_be = spec.format == "auto" and spec.columns is None
+        if spec.format == "servegen" or (may_be and is_headless):
             return _read_servegen(spec, path, base_dir, records, seed)
-        _refuse_keys(
-            spec,
-            ("dataset", "start_s", "duration_s"),
-            f"it belongs to ServeGen traces, and {spec.path} is not one",
-        )
-        layout = recognise(records.columns, spec.format, f"{path}: line {records.header_line}")
+        _refuse_keys(spec, ("dataset",), f"it belongs to ServeGen traces, and {spec.path} is not one")
+        where = f"{path}: line {records.header_line}"
+        if spec.columns is None:
+            layout = recognise(records.columns, spec.format, where)
+        else:
+            layout = mapped(spec.columns, records.columns, where)
         if layout.arrival is None and spec.arrival is None:
-            columns = "|".join(layout.format.arrival)
+            columns = "|".join(layout.format.arrival) or "that workload.columns.arrival names"
             raise InputError(
                 f"{path}: has lengths and no arrival times, expected a column {columns} or an arrival "
                 "process in workload.arrival"
@@ -69,7 +71,7 @@ def _refuse_keys(spec: TraceSpec, keys: Iterable[str], reason: str) -> None:
 def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, seed: int) -> Columns:
     names = [normalise(name) for name in records.columns]
     if layout.arrival is None:
-        _refuse_keys(spec, ("timestamp_unit",), f"{path.name} has no arrival times")
+        _refuse_keys(spec, ("timestamp_unit", "start_s", "end_s"), f"{path.name} has no arrival times")
     if layout.format.blocks not in names:
         _refuse_keys(spec, ("block_tokens",), f"{path.name} has no column of block ids")
     columns = Columns(path.name, block_tokens=spec.block_tokens or layout.format.block_tokens)
@@ -78,7 +80,8 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
     if layout.format.exit_loops in names:
         columns.exit_loops = IntLists()
     reader = RowReader(path, layout, spec.timestamp_unit, spec.block_tokens)
-    usable = _usable_rows(reader, records, columns)
+    window = _Window(spec)
+    usable = _usable_rows(filter(window.has, reader.read(records)), columns)
     for row in islice(usable, spec.limit):
         if row.arrival_ns is not None:
             columns.arrival_ns.append(row.arrival_ns)
@@ -94,6 +97,11 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
         if columns.exit_loops is not None:
             columns.exit_loops.append(row.exit_loops)
     if not len(columns):
+        if window.latest_s is not None and (spec.start_s is not None or spec.end_s is not None):
+            raise InputError(
+                f"{path}: no request {_window_words(spec)}, expected a window in its own time, which is from "
+                f"0 to {window.latest_s:,.12g} s"
+            )
         if columns.skipped_rows:
             raise InputError(
                 f"{path}: all {columns.skipped_rows} rows failed (zero tokens), expected at least one that "
@@ -110,11 +118,38 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
     return columns
 
 
+class _Window:
+    """Whether a row lies in the part of the file that is asked for: seconds after the file's first row."""
+
+    def __init__(self, spec: TraceSpec) -> None:
+        self._from_ns = 1e9 * (spec.start_s or 0)
+        self._to_ns = math.inf if spec.end_s is None else 1e9 * spec.end_s
+        self._is_whole = spec.start_s is None and spec.end_s is None
+        self._origin_ns: int | None = None
+        self.latest_s: float | None = None
+
+    def has(self, row: Row) -> bool:
+        if self._is_whole or row.arrival_ns is None:
+            return True
+        if self._origin_ns is None:
+            self._origin_ns = row.arrival_ns
+        at_ns = row.arrival_ns - self._origin_ns
+        self.latest_s = max(self.latest_s or 0.0, at_ns / 1e9)
+        return self._from_ns <= at_ns < self._to_ns
+
+
+def _window_words(spec: TraceSpec) -> str:
+    end = "its end" if spec.end_s is None else f"{spec.end_s:g} s"
+    return f"from {spec.start_s or 0:g} s to {end}"
+
+
 def _account(spec: TraceSpec, columns: Columns, assumed_unit: str | None) -> str:
     """What part of the file was taken, and what it is like as it was recorded."""
     count = len(columns)
     part = f"the first {count} requests" if count == spec.limit else f"all {count} requests"
     prompts, outputs = sum(columns.prompt_tokens) / count, sum(columns.output_tokens) / count
+    if spec.start_s is not None or spec.end_s is not None:
+        part += f" {_window_words(spec)}"
     words = f"{part} of {columns.name}: {prompts:,.0f} prompt and {outputs:,.0f} output tokens a request"
     span_ns = max(columns.arrival_ns, default=0) - min(columns.arrival_ns, default=0)
     if span_ns:
@@ -124,9 +159,9 @@ def _account(spec: TraceSpec, columns: Columns, assumed_unit: str | None) -> str
     return words + ("; what follows was not read and may differ" if count == spec.limit else "")
 
 
-def _usable_rows(reader: RowReader, records: Records, columns: Columns) -> Iterator[Row]:
+def _usable_rows(rows: Iterable[Row], columns: Columns) -> Iterator[Row]:
     """Rows that produced something; the others are counted in `columns` as they pass."""
-    for row in reader.read(records):
+    for row in rows:
         if row.prompt_tokens and row.output_tokens:
             yield row
         else:

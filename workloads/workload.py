@@ -96,7 +96,7 @@ def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> 
         repeat_columns(columns, spec, seed)
         if spec.concurrency is not None:
             columns.concurrency = spec.concurrency
-        return _assemble(columns, spec, seed, spec.time_scale)
+        return _assemble(columns, spec, seed, _time_scale(columns, spec))
     if isinstance(spec, PresetSpec):
         resolved = resolve_preset(spec)
         return _assemble(generate_preset(spec, seed), resolved, seed)
@@ -104,7 +104,7 @@ def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> 
 
 
 def _assemble(
-    columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: float = 1.0
+    columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: Fraction = Fraction(1)
 ) -> Workload:
     max_tokens = spec.max_tokens
     notes = [*columns.notes]
@@ -149,28 +149,45 @@ def _assemble(
     )
 
 
+def _time_scale(columns: Columns, spec: TraceSpec) -> Fraction:
+    """What every time is multiplied by, exactly: given, or what brings the mean rate, n - 1 gaps over the
+    span, to the one that is asked for. All gaps change alike, so bursts stay bursts."""
+    if spec.rate is None:
+        return Fraction(str(spec.time_scale))
+    num_gaps = len(columns) - 1
+    span_ns = max(columns.arrival_ns) - min(columns.arrival_ns)
+    if not span_ns:
+        raise InputError(
+            f"workload.rate: {spec.rate:g}, expected arrivals at different times, which can be stretched"
+        )
+    scale = Fraction(num_gaps * 10**9, span_ns) / Fraction(str(spec.rate))
+    columns.notes.append(
+        f"arrivals come at {spec.rate:g} requests/s instead of {1e9 * num_gaps / span_ns:.4g}: all times are "
+        f"multiplied by {float(scale):.4g}"
+    )
+    return scale
+
+
 def _patience(
-    columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: float
+    columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, scale: Fraction
 ) -> dict[int, int] | None:
     """Nanoseconds from arrival to hang-up by request id: drawn where the spec says so, else as recorded, on
     the scaled clock."""
     if spec.patience_ms is not None:
         drawn_ms = draw_lengths(spec.patience_ms, len(columns), stream(seed, "patience"))
         return {request_id: 1_000_000 * patience_ms for request_id, patience_ms in enumerate(drawn_ms)}
-    scale = Fraction(str(time_scale))
     return {
         key: value * scale.numerator // scale.denominator for key, value in columns.patience_ns.items()
     } or None
 
 
-def _rebased(columns: Columns, time_scale: float) -> "array[int]":
-    """Arrival times from the first one on, times `time_scale`, in exact integer arithmetic, rounded down."""
+def _rebased(columns: Columns, scale: Fraction) -> "array[int]":
+    """Arrival times from the first one on, times `scale`, in exact integer arithmetic, rounded down."""
     origin_ns = min(columns.arrival_ns)
-    scale = Fraction(str(time_scale))
     span_ns = max(columns.arrival_ns) - origin_ns + max(columns.patience_ns.values(), default=0)
     if span_ns * scale > MAX_SPAN_NS:
         raise InputError(
-            f"workload.time_scale: {time_scale}, expected a factor that keeps all arrivals and hang-ups "
+            f"workload.time_scale: {float(scale)}, expected a factor that keeps all arrivals and hang-ups "
             f"within 146 years, found {span_ns} ns times that"
         )
     return array(
