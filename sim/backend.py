@@ -24,11 +24,11 @@ from simpy.events import EventPriority
 from policies.core.engine.engine import Engine, advance
 from policies.core.errors import StuckError
 from policies.core.seam.batch import ExecutionBatch, Stage
-from policies.core.seam.events import Completion, Event, Repeat, Stretch, Submit, Tick
+from policies.core.seam.events import Event, Repeat, Stretch, Submit, Tick
 from policies.core.seam.inbox import Mailbox
 from policies.core.seam.oracle import Foresight
 from policies.costs.latency import LatencyModel
-from sim.pipeline import HostSpread, Pipeline
+from sim.pipeline import NOTHING, HostSpread, Pipeline
 
 SimProcess = Generator[simpy.Event, Any, None]
 LAST_OF_ITS_TIME = EventPriority(2)
@@ -94,10 +94,11 @@ class SimBackend:
             if isinstance(command, Submit):
                 event = self._submit(command.batch)
             elif isinstance(command, Repeat):
-                now_ns, completions = int(self._env.now), self._repeat(command)
-                if completions and completions[-1].finished_ns > now_ns:
-                    yield self._env.timeout(completions[-1].finished_ns - now_ns)
-                event = Stretch(completions)
+                event = self._repeat(command)
+                earlier, times = event
+                ended_ns = times.finished_ns[-1:] or [item.finished_ns for item in earlier[-1:]]
+                if ended_ns and ended_ns[0] > self._env.now:
+                    yield self._env.timeout(ended_ns[0] - self._env.now)
             else:
                 event = yield from self._wait(command.until_ns)
             if is_open and not isinstance(event, Stretch):
@@ -109,19 +110,20 @@ class SimBackend:
         prediction = self._latency.times(batch.work, batch.transfers.swapped_bytes)
         return Tick(self._pipeline.launch(batch.seq, batch.work, prediction, int(self._env.now)))
 
-    def _repeat(self, command: Repeat) -> list[Completion]:
+    def _repeat(self, command: Repeat) -> Stretch:
         """Launch and collect in turn, as often as `command` allows and no request comes to its end."""
-        works, foresight = command.works, self._foresight
-        if any([foresight.stops(flight.work) for flight in self._pipeline.flights]):
-            return []
-        most = command.most * len(works)
-        for at, work in enumerate(works):
+        works, foresight, flights = command.works, self._foresight, self._pipeline.flights
+        most, size = command.most, len(works)
+        for at, flight in enumerate(flights):
+            if foresight.stops(flight.work):
+                most = min(most, at)
+        for at, work in enumerate(works, len(flights)):
             if work.stage is Stage.CODA:
                 turns = min([foresight.num_tokens_ahead(item) for item in work.ranges])
-                most = min(most, at + turns * len(works))
-        times = [self._latency.ahead(work) for work in works]
-        now_ns = int(self._env.now)
-        return self._pipeline.repeat(works, times, command.first_seq, most, command.until_ns, now_ns)
+                most = min(most, at + turns * size)
+        if most <= 0:
+            return NOTHING
+        return self._pipeline.repeat(command, most, self._latency, int(self._env.now))
 
     def _wait(self, until_ns: int | None) -> Generator[simpy.Event, Any, Event]:
         """The next completion, or the time once `until_ns` has come: a completion at that very time comes

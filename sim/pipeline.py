@@ -12,23 +12,26 @@ chooses the next one, packs and launches it. With k_i for when it knows of batch
     finished = started + device + what an idle device waits for the launch
     k_(i+1)  = max(prepared + launch + after_submit, finished of i + 1) + collect
 
-A maximum of sums of maxima has no closed form in integers that are rounded one by one, but is a loop over a
-few of them: `Pipeline.repeat`, which a test holds equal to `launch` and `collect` in turn.
+`sim.recurrence` computes that for many batches at once; a test holds `Pipeline.repeat` equal to `launch` and
+`collect` in turn.
 """
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import cycle
+from math import exp, log, sqrt
+from operator import add
 from typing import NamedTuple
 
 from policies.core.seam.batch import Work
-from policies.core.seam.events import Completion
+from policies.core.seam.events import Completion, Repeat, Stretch, Times
 from policies.core.seam.oracle import NOBODY
-from policies.costs.latency import HostLoop, Prediction
+from policies.costs.latency import HostLoop, LatencyModel, Prediction
+from sim.recurrence import Recurrence, predicted
 
 SPREAD_BLOCK = 1024
+NORMAL_MAGIC = 4 * exp(-0.5) / sqrt(2.0)
+"""By which `random.normalvariate` stretches its uniform variates."""
+NOTHING = Stretch([], Times([], [], [], [], [], [], []))
 
 
 class HostSpread:
@@ -44,16 +47,35 @@ class HostSpread:
         self._at = 0
 
     def draw(self) -> float:
-        if self._at == len(self._block):
-            draw, spread = self._random.lognormvariate, self._spread
-            self._block = [draw(0.0, spread) if spread else 1.0 for _ in range(SPREAD_BLOCK)]
-            self._at = 0
-        self._at += 1
-        return self._block[self._at - 1]
+        return self.take(1)[0]
 
-    def put_back(self) -> None:
-        """The one that was drawn last comes again."""
-        self._at -= 1
+    def take(self, count: int) -> list[float]:
+        """The next `count`."""
+        missing = self._at + count - len(self._block)
+        if missing > 0:
+            self._block = self._block[self._at :] + self._drawn(max(missing, SPREAD_BLOCK))
+            self._at = 0
+        self._at += count
+        return self._block[self._at - count : self._at]
+
+    def put_back(self, count: int) -> None:
+        """The last `count` that were taken come again."""
+        self._at -= count
+
+    def _drawn(self, count: int) -> list[float]:
+        """`lognormvariate(0.0, spread)` so many times: the standard library's way to a normal variate, by
+        Kinderman and Monahan, without its three calls for each."""
+        spread, chance = self._spread, self._random.random
+        if not spread:
+            return [1.0] * count
+        found: list[float] = []
+        while len(found) < count:
+            uniform = chance()
+            other = 1.0 - chance()
+            normal = NORMAL_MAGIC * (uniform - 0.5) / other
+            if normal * normal / 4.0 <= -log(other):
+                found.append(exp(0.0 + normal * spread))
+        return found
 
 
 class Flight(NamedTuple):
@@ -70,8 +92,14 @@ class Flight(NamedTuple):
     components_ns: tuple[int, ...]
 
 
-new_flight: Callable[[tuple[object, ...]], Flight] = partial(tuple.__new__, Flight)
-new_completion: Callable[[tuple[object, ...]], Completion] = partial(tuple.__new__, Completion)
+def completion_of(
+    flight: Flight, known_ns: int, stops: frozenset[int] = NOBODY, exits: frozenset[int] = NOBODY
+) -> Completion:
+    """What the host learns of `flight` at `known_ns`."""
+    seq, _, started_ns, finished_ns, select_ns, host_ns, limit_ns, components_ns = flight
+    return Completion(
+        seq, known_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, components_ns, exits
+    )
 
 
 class Pipeline:
@@ -115,85 +143,51 @@ class Pipeline:
         """What the host learns of the oldest batch, which is done at `now_ns`, when it is free."""
         known_ns = max(self.free_ns, now_ns) + self._loop.collect_ns
         self.free_ns = known_ns + self._loop.after_collect_ns
-        seq, _, started_ns, finished_ns, select_ns, host_ns, limit_ns, components_ns = self.flights.popleft()
-        return Completion(
-            seq, known_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, components_ns, exits
-        )
+        return completion_of(self.flights.popleft(), known_ns, stops, exits)
 
-    def repeat(
-        self,
-        works: Sequence[Work],
-        times: Sequence[Iterator[Prediction]],
-        first_seq: int,
-        most: int,
-        until_ns: int | None,
-        now_ns: int,
-    ) -> list[Completion]:
-        """Launch a batch and collect the oldest, in turn, `most` times, or until the next would be known at
-        `until_ns` or later; return what was collected.
-
-        Batches are `works` again and again, each time a token further, numbers from `first_seq` on, and their
-        times what `times` say next. They end no request. Their work is made only of those left in flight.
-        """
-        loop, flights, draw, size = self._loop, self.flights, self._spread.draw, len(works)
-        gap_ns, mark_ns, after_submit_ns = loop.device_gap_ns, loop.mark_ns, loop.after_submit_ns
-        free_ns, device_free_ns = max(self.free_ns, now_ns), self._device_free_ns
-        found: list[Completion] = []
-        for at, prediction in zip(range(most), map(next, cycle(times)), strict=False):
-            components_ns, limit_ns, select_ns, prepare_ns, launch_ns, idle_ns = prediction
-            factor = draw()
-            select_ns, prepare_ns = round(factor * select_ns), round(factor * prepare_ns)
-            launch_ns, idle_ns = round(factor * launch_ns), round(factor * idle_ns)
-            prepared_ns = free_ns + select_ns + prepare_ns
-            ready_ns = prepared_ns + mark_ns
-            started_ns = max(ready_ns, device_free_ns + gap_ns)
-            finished_ns = started_ns + sum(components_ns)
-            late_ns = ready_ns + idle_ns - started_ns
-            if late_ns > 0:
-                waited_ns = min(late_ns, idle_ns)
-                finished_ns += waited_ns
-                components_ns = prediction.components_after(waited_ns)
-            host_ns, work = prepare_ns + launch_ns, works[at % size]
+    def repeat(self, command: Repeat, most: int, latency: LatencyModel, now_ns: int) -> Stretch:
+        """Launch a batch of `command` and collect the oldest, in turn, `most` times, or until the next would
+        be known at `command.until_ns` or later. They end no request."""
+        first_seq, works, _, until_ns = command
+        flights, free_ns = self.flights, max(self.free_ns, now_ns)
+        depth, size = len(flights), len(works)
+        left_ns = None if until_ns is None else until_ns - now_ns
+        columns = predicted(latency, works, most, left_ns, depth)
+        columns = columns.slowed(self._spread.take(len(columns.device_ns)))
+        run = Recurrence(
+            self._loop, columns, [flight.finished_ns for flight in flights], until_ns, free_ns,
+            self._device_free_ns,
+        )  # fmt: skip
+        run.run(size)
+        count = len(run.known_ns)
+        self._spread.put_back(len(columns.device_ns) - count)
+        if not count:
+            return NOTHING
+        self.free_ns, self._device_free_ns = run.free_ns, run.device_free_ns
+        earlier = [completion_of(flights.popleft(), known_ns) for known_ns in run.known_ns[:depth]]
+        collected = count - len(earlier)
+        host_ns = list(map(add, columns.prepare_ns, columns.launch_ns))
+        for at in range(collected, count):
+            turn, index = divmod(at, size)
             flights.append(
-                new_flight(
-                    (
-                        first_seq + at,
-                        work,
-                        started_ns,
-                        finished_ns,
-                        select_ns,
-                        host_ns,
-                        limit_ns,
-                        components_ns,
-                    )
+                Flight(
+                    first_seq + at,
+                    works[index].moved(turn),
+                    run.started_ns[at],
+                    run.finished_ns[at],
+                    columns.select_ns[at],
+                    host_ns[at],
+                    columns.limit_ns[at],
+                    columns.components_ns[at],
                 )
             )
-            seq, _, begun_ns, ended_ns, choosing_ns, hosting_ns, least_ns, parts_ns = flights[0]
-            known_ns = max(prepared_ns + launch_ns + after_submit_ns, ended_ns) + loop.collect_ns
-            if until_ns is not None and known_ns >= until_ns:
-                flights.pop()
-                self._spread.put_back()
-                break
-            flights.popleft()
-            found.append(
-                new_completion(
-                    (
-                        seq,
-                        known_ns,
-                        begun_ns,
-                        ended_ns,
-                        NOBODY,
-                        choosing_ns,
-                        hosting_ns,
-                        least_ns,
-                        parts_ns,
-                        NOBODY,
-                    )
-                )
-            )
-            free_ns, device_free_ns = known_ns + loop.after_collect_ns, finished_ns
-        self.free_ns, self._device_free_ns = free_ns, device_free_ns
-        for at, flight in enumerate(flights):
-            if flight.seq >= first_seq:
-                flights[at] = flight._replace(work=flight.work.moved((flight.seq - first_seq) // size))
-        return found
+        times = Times(
+            run.known_ns[depth:],
+            run.started_ns[:collected],
+            run.finished_ns[:collected],
+            columns.select_ns[:collected],
+            host_ns[:collected],
+            columns.limit_ns[:collected],
+            columns.components_ns[:collected],
+        )
+        return Stretch(earlier, times)

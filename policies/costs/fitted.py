@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import repeat
+from operator import mul, sub
 from typing import Any
 
 from policies.core.errors import InputError
@@ -12,7 +13,7 @@ from policies.core.models.shape import ModelShape
 from policies.core.seam.batch import Stage, Work
 from policies.costs.devices import device_facts, facts_of_card
 from policies.costs.features import Features, Key
-from policies.costs.latency import LatencyModel, Prediction
+from policies.costs.latency import LatencyModel, Prediction, Run
 from policies.costs.limit import DeviceFacts, Roofline
 from policies.costs.modelfile import ModelFile
 
@@ -92,21 +93,30 @@ class FittedModel(LatencyModel):
                 limit_ns = self._roofline.limit_ns(work)
         return Prediction(components, limit_ns, *self._host_ns(work.stage, len(ranges), rows, loops))
 
-    def ahead(self, work: Work) -> Iterator[Prediction]:
+    def ahead(self, work: Work, num_tokens: int) -> Iterator[Run]:
         """Time goes by history tiles, so it stays until some row comes into its next one; the limit goes by
         tokens."""
-        if not work.loop_count:
-            yield from repeat(self.predict(work))
-        tile_keys, limits = self.file.cutting.tile_keys, self._roofline
-        kv_tokens, pairs = work.attention_work()
+        rows, loops, ranges = work.rows, work.loop_count, work.ranges
+        prediction = self.predict(work)
+        if not loops:
+            yield Run(prediction, [prediction.limit_ns] * num_tokens)
+            return
+        tile_keys, limits, kv_tokens = self.file.cutting.tile_keys, self._roofline, work.attention_work()[0]
+        starts = [item.token_start for item in ranges]
+        linear_ns, token_ns = loops * limits.linear_ns(rows), limits.decode_token_ns
         tokens = 0
-        while True:
-            prediction = self.predict(work.moved(tokens))
-            left = min([tile_keys - (item.token_start + tokens) % tile_keys for item in work.ranges])
-            for more in range(tokens * work.rows, (tokens + left) * work.rows, work.rows):
-                parts = limits.recurrent_parts(work.loop_count, work.rows, kv_tokens + more, pairs + more)
-                yield prediction._replace(limit_ns=int(sum(parts)))
-            tokens += left
+        while tokens < num_tokens:
+            tiles = [start // tile_keys for start in starts]
+            components_ns = self._recurrent_ns(tuple(tiles), loops)
+            left = tile_keys - max(map(sub, starts, map(mul, tiles, repeat(tile_keys))))
+            left = min(left, num_tokens - tokens)
+            firsts = range(kv_tokens, kv_tokens + left * rows, rows)
+            yield Run(
+                prediction._replace(components_ns=components_ns),
+                [int(linear_ns + loops * (kv * token_ns)) for kv in firsts],
+            )
+            starts = [start + left for start in starts]
+            tokens, kv_tokens = tokens + left, kv_tokens + left * rows
 
     def features(self, work: Work) -> Features:
         """What the time of recurrent `work` depends on."""

@@ -7,7 +7,6 @@ Every answer can be traced: `provenance` says what the numbers come from and whi
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import NamedTuple
 
 from policies.core.models.shape import ModelShape
@@ -82,6 +81,13 @@ class Prediction(NamedTuple):
         return {**named, **host, "limit": self.limit_ns}
 
 
+class Run(NamedTuple):
+    """Batches that differ in their limits alone."""
+
+    prediction: Prediction
+    limits_ns: list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class HostLoop:
     """Nanoseconds of the host's loop and of the device that belong to no batch.
@@ -118,9 +124,12 @@ class LatencyModel(ABC):
     def predict(self, work: Work) -> Prediction:
         """The times of `work` without transfers to and from host memory; deterministic."""
 
-    def ahead(self, work: Work) -> Iterator[Prediction]:
-        """`predict` of decode work, then of the same with every row a token further, without end."""
-        return map(self.predict, map(work.moved, count()))
+    def ahead(self, work: Work, num_tokens: int) -> Iterator[Run]:
+        """`predict` of decode work, and of the same with every row a token further, `num_tokens` times in
+        all."""
+        for tokens in range(num_tokens):
+            prediction = self.predict(work.moved(tokens))
+            yield Run(prediction, [prediction.limit_ns])
 
     def times(self, work: Work, swapped_bytes: int = 0) -> Prediction:
         """All times of a batch: its rows wait for `swapped_bytes` of transfers, which take the device's host

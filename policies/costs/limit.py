@@ -66,6 +66,8 @@ class Roofline:
         self._lm_head_row_flops = model.lm_head_flops_per_row
         self._embedding_bytes = model.hidden_bytes_per_row
         self._pair_ns = model.attention_flops_per_pair * self._ns_per_flop
+        self.decode_token_ns = max(self._kv_token_ns, self._pair_ns)
+        """Attention of decode rows, which read each token for one pair, by token read."""
 
     def linear_ns(self, rows: int) -> float:
         """Linear layers of one invocation: all weights once, or the arithmetic of `rows` rows."""

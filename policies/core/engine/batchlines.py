@@ -4,9 +4,10 @@ Column names and order are a public contract; columns after `ranges` are ours an
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import count, cycle
 
 from policies.core.seam.batch import NO_TRANSFERS, ExecutionBatch, ScheduledRange, Stage, Transfers, Work
-from policies.core.seam.events import COMPONENTS, Completion
+from policies.core.seam.events import COMPONENTS, Completion, Times
 
 BATCH_COLUMNS = (
     "seq", "stage", "loop_count", "num_requests", "rows", "submitted_ns", "started_ns", "finished_ns",
@@ -60,30 +61,30 @@ def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
 
 
 def repeated_lines(
-    works: Sequence[Work],
-    first_seq: int,
-    after_seq: int,
-    formed_ns: Sequence[int],
-    completions: Sequence[Completion],
+    works: Sequence[Work], first_seq: int, after_seq: int, formed_ns: Sequence[int], times: Times
 ) -> Iterator[str]:
     """The lines of `RunLog.repeated`: what `batch_line` writes of each, text that stays made once."""
     shapes = []
     for work in works:
-        head = f"{work.stage},{work.loop_count},{work.num_requests},{work.rows}"
+        head = f",{work.stage},{work.loop_count},{work.num_requests},{work.rows},"
         ranges = " ".join(
             [f"{item.request_id}:{item.stage}:{item.depth}:%d:{item.token_count}" for item in work.ranges]
         )
         shapes.append((head, ranges, [item.token_start for item in work.ranges]))
-    size, moved = len(works), "," * len(_NOTHING_MOVED)
-    for at, (formed, completion) in enumerate(zip(formed_ns, completions, strict=False)):
-        turn, index = divmod(at, size)
-        head, ranges, starts = shapes[index]
-        _, now_ns, started_ns, finished_ns, _, select_ns, host_ns, limit_ns, components_ns, _ = completion
+    moved = "," * len(_NOTHING_MOVED)
+    texts: dict[tuple[int, ...], str] = {(): "," * (len(COMPONENTS) - 1)}
+    rows = zip(cycle(shapes), count(), formed_ns, *times, strict=False)
+    size = len(shapes)
+    for shape, at, formed, now_ns, started_ns, finished_ns, select_ns, host_ns, limit_ns, parts_ns in rows:
+        head, ranges, starts = shape
+        turn = at // size
         positions = ranges % tuple([start + turn for start in starts])
-        components = ",".join(map(str, components_ns)) if components_ns else "," * (len(COMPONENTS) - 1)
+        parts = texts.get(parts_ns)
+        if parts is None:
+            parts = texts[parts_ns] = ",".join(map(str, parts_ns))
         yield (
-            f"{first_seq + at},{head},{formed},{started_ns},{finished_ns},{select_ns},{positions},{now_ns},"
-            f"{after_seq + at},{host_ns},{limit_ns},{components},{moved}\n"
+            f"{first_seq + at}{head}{formed},{started_ns},{finished_ns},{select_ns},{positions},{now_ns},"
+            f"{after_seq + at},{host_ns},{limit_ns},{parts},{moved}\n"
         )
 
 

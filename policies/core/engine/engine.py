@@ -9,7 +9,7 @@ formed.
 
 from collections.abc import Generator, Sequence
 
-from policies.core.engine.rhythm import Turn
+from policies.core.engine.rhythm import Plan
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.engine.stretch import Stretches
@@ -61,13 +61,16 @@ class Engine:
         while True:
             self._take_mail()
             if len(in_flight) < inflight:
-                turn = stretches.next_turn() if stretches is not None else None
-                if stretches is not None and turn is not None:
-                    stretch = yield Repeat(turn.first_seq, turn.works, turn.most, inbox.next_ns())
-                    assert isinstance(stretch, Stretch), "Repeat is answered with a Stretch"
-                    if stretch.completions:
-                        self._repeat(stretches, turn, stretch.completions)
-                        continue
+                if stretches is not None:
+                    until_ns = inbox.next_ns()
+                    plan = stretches.plan(until_ns)
+                    if plan is not None:
+                        stretch = yield Repeat(plan.first_seq, plan.works, plan.most, until_ns)
+                        assert isinstance(stretch, Stretch), "Repeat is answered with a Stretch"
+                        if stretch.num_batches:
+                            self._repeat(stretches, plan, stretch)
+                            continue
+                        stretches.declined(until_ns)
                 batch = scheduler.form_batch(self.now_ns)
                 if batch is not None:
                     self.log.formed(self.now_ns, scheduler.lacks)
@@ -83,27 +86,28 @@ class Engine:
             else:
                 self._hear(_plain((yield Wait(None))))
 
-    def _repeat(self, stretches: Stretches, turn: Turn, completions: Sequence[Completion]) -> None:
-        """Take in a stretch: batches of `turn` were formed, as many as were collected, and the first of these
-        had been in flight before."""
+    def _repeat(self, stretches: Stretches, plan: Plan, stretch: Stretch) -> None:
+        """Take in a stretch: batches of `plan` were formed, as many as were collected."""
         scheduler, log = self.scheduler, self.log
+        (earlier, times), count = stretch, stretch.num_batches
         self.num_stretches += 1
-        self.num_repeated += len(completions)
-        formed_ns = [self.now_ns, *[item.now_ns for item in completions[:-1]]]
+        self.num_repeated += count
+        formed_ns = [self.now_ns, *[item.now_ns for item in earlier], *times.now_ns][:count]
         log.formed(formed_ns[0], scheduler.lacks)
         log.formed(formed_ns[-1], scheduler.lacks)
-        num_earlier = min(len(scheduler.in_flight), len(completions))
-        stretches.form(turn, formed_ns)
-        for completion in completions[:num_earlier]:
+        stretches.form(plan, formed_ns)
+        for completion in earlier:
             self._hear(completion)
-        completions = completions[num_earlier:]
-        if not completions:
+        if not times.now_ns:
             return
-        after_seq = turn.first_seq - num_earlier - 1
-        self._device_free_ns = log.repeated(turn.works, turn.first_seq, after_seq, formed_ns, completions)
-        self.now_ns = completions[-1].now_ns
-        for state, at in stretches.collect(turn, len(completions)):
-            self._deliver(state, [item.finished_ns for item in completions[at :: len(turn.works)]])
+        after_seq = plan.first_seq - len(earlier) - 1
+        self._device_free_ns = log.repeated(plan.works, plan.first_seq, after_seq, formed_ns, times)
+        self.now_ns = times.now_ns[-1]
+        size, tokens_ns = len(plan.works), dict[int, list[int]]()
+        for state, at in stretches.collect(plan, len(times.now_ns)):
+            if at not in tokens_ns:
+                tokens_ns[at] = times.finished_ns[at::size]
+            self._deliver(state, tokens_ns[at])
 
     def _deliver(self, state: RequestState, finished_ns: Sequence[int]) -> None:
         record = self.log.records[state.request_id]

@@ -10,13 +10,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import add
+from operator import add, gt, sub
 from typing import Protocol
 
 from policies.core.engine.batchlines import BATCH_COLUMNS, batch_line, repeated_lines
 from policies.core.errors import InvariantError
 from policies.core.seam.batch import ExecutionBatch, Stage, Work
-from policies.core.seam.events import COMPONENTS, Completion
+from policies.core.seam.events import COMPONENTS, Completion, Times
 from policies.core.seam.request import Request, Status
 
 REQUEST_COLUMNS = (
@@ -194,56 +194,55 @@ class RunLog:
             self._batches.write(batch_line(batch, completion))
 
     def repeated(
-        self,
-        works: Sequence[Work],
-        first_seq: int,
-        after_seq: int,
-        formed_ns: Sequence[int],
-        completions: Sequence[Completion],
+        self, works: Sequence[Work], first_seq: int, after_seq: int, formed_ns: Sequence[int], times: Times
     ) -> int:
-        """The same as `completed` for each of `completions`, of batches that come again and again as `works`,
-        the rows a token further each time; nothing is transferred with them and nobody leaves early. Return
-        when the device is through.
+        """The same as `completed` for each batch of `times`, which come again and again as `works`, the rows
+        a token further each time; nothing is transferred with them and nobody leaves early. Return when the
+        device is through.
 
         Raises `InvariantError` where times go back.
         """
         totals, size = self.totals, len(works)
-        for at, work in enumerate(works):
-            same = completions[at::size]
-            if same:
-                self._add(work, same)
-        free_ns = totals.last_finished_ns
-        for formed, (_, now_ns, started_ns, finished_ns, _, select_ns, host_ns, *_) in zip(
-            formed_ns, completions, strict=False
-        ):
-            if not (formed <= started_ns <= finished_ns <= now_ns and free_ns <= started_ns):
+        now_ns, started_ns, finished_ns, select_ns, host_ns, limit_ns, parts_ns = times
+        free_ns = [totals.last_finished_ns, *finished_ns[:-1]]
+        for earlier, later in (
+            (formed_ns, started_ns), (free_ns, started_ns), (started_ns, finished_ns), (finished_ns, now_ns),
+        ):  # fmt: skip
+            if any(map(gt, earlier, later)):
                 raise InvariantError(
-                    f"invariant 6: a batch formed at {formed}, started at {started_ns}, finished at "
-                    f"{finished_ns}, collected at {now_ns} ns, the one before it finished at {free_ns}"
+                    f"invariant 6: of batches from {first_seq} on each is formed, started, finished and "
+                    f"collected in this order, after the one before it, found {formed_ns[:8]}, "
+                    f"{started_ns[:8]}, {finished_ns[:8]} and {now_ns[:8]} ns"
                 )
-            if started_ns > free_ns:
-                totals.add_idle(free_ns, formed, started_ns, select_ns + host_ns)
-            free_ns = finished_ns
-        totals.last_finished_ns = free_ns
+        device_ns = list(map(sub, finished_ns, started_ns))
+        for at, work in enumerate(works[: len(now_ns)]):
+            count = len(now_ns[at::size])
+            totals.recurrent_invocations += work.loop_count * count
+            totals.recurrent_rows += work.loop_count * work.rows * count
+            stage = totals.by_stage.setdefault(work.stage, StageTotals())
+            stage.num_batches += count
+            stage.device_ns += sum(device_ns[at::size])
+            stage.limit_ns += sum(limit_ns[at::size])
+            stage.host_ns += sum(host_ns[at::size])
+            for components_ns, times_ns in Counter(parts_ns[at::size]).items():
+                if components_ns:
+                    split_ns = [times_ns * item for item in components_ns]
+                    stage.components_ns = list(map(add, stage.components_ns, split_ns))
+        totals.select_ns.update([(item + 5) // 10 * 10 for item in select_ns])
+        totals.host_ns.update([(item + 5) // 10 * 10 for item in host_ns])
+        busy_ns = list(map(add, select_ns, host_ns))
+        if any(map(gt, map(add, formed_ns, busy_ns), free_ns)):
+            for free, formed, started, busy in zip(free_ns, formed_ns, started_ns, busy_ns, strict=False):
+                if started > free:
+                    totals.add_idle(free, formed, started, busy)
+        else:  # all were launched while the device was busy
+            idle_ns = sum(started_ns) - sum(free_ns)
+            totals.idle_ns += idle_ns
+            totals.idle_launch_ns += idle_ns
+        totals.last_finished_ns = finished_ns[-1]
         if self._batches is not None:
-            lines = repeated_lines(works, first_seq, after_seq, formed_ns, completions)
-            self._batches.write("".join(lines))
-        return free_ns
-
-    def _add(self, work: Work, completions: Sequence[Completion]) -> None:
-        """Sums over batches of one shape."""
-        totals, count = self.totals, len(completions)
-        totals.recurrent_invocations += work.loop_count * count
-        totals.recurrent_rows += work.loop_count * work.rows * count
-        stage = totals.by_stage.setdefault(work.stage, StageTotals())
-        stage.num_batches += count
-        stage.device_ns += sum([item.finished_ns - item.started_ns for item in completions])
-        stage.limit_ns += sum([item.limit_ns for item in completions])
-        stage.host_ns += sum([item.host_ns for item in completions])
-        parts = zip(*[item.components_ns for item in completions], strict=True)
-        stage.components_ns = list(map(add, stage.components_ns, map(sum, parts))) or stage.components_ns
-        totals.select_ns.update([(item.select_ns + 5) // 10 * 10 for item in completions])
-        totals.host_ns.update([(item.host_ns + 5) // 10 * 10 for item in completions])
+            self._batches.write("".join(repeated_lines(works, first_seq, after_seq, formed_ns, times)))
+        return finished_ns[-1]
 
 
 def _rounded(host_ns: int) -> int:

@@ -70,7 +70,9 @@ class Scheduler:
         self._shares_prefixes = cache.prefix_caching
         self._prompt_batches_since_decode = 0
         self._has_planes = self.blocks.planes > 1
-        self.rhythm = Rhythm() if policy.repeats and not self.exits.has_decisions else None
+        self.rhythm: Rhythm | None = None
+        if policy.repeats and not self.exits.has_decisions:
+            self.rhythm = Rhythm(settings, self.exits, model.num_loops, self._has_planes)
 
     @property
     def has_requests(self) -> bool:
@@ -153,10 +155,16 @@ class Scheduler:
         batch = ExecutionBatch(seq, work, now_ns, after_seq, self.residents.transfers(plan))
         self.in_flight.append(batch)
         if self.rhythm is not None:
-            if plan is not None and (plan.withheld or plan.preemptions):
-                self.rhythm.broken()
-            self.rhythm.formed(work)
+            self.rhythm.learn(order, work)
         return batch
+
+    def formed(self, count: int, left: list[ExecutionBatch], has_depths: bool) -> None:
+        """`count` batches that no prompt is in were formed at once, and their steps taken; the last of them,
+        `left`, will be in flight behind those that are."""
+        self.next_seq += count
+        self.in_flight += left
+        if has_depths:
+            self._prompt_batches_since_decode = 0
 
     def _check_room(self, work: Work) -> None:
         """Raise `SelectionError` for a range whose tokens have no K/V blocks yet: a policy may only propose

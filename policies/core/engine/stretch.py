@@ -1,4 +1,4 @@
-"""Many batches in one step: turns of `policies.core.engine.rhythm` committed and collected at once.
+"""Many batches in one step: plans of `policies.core.engine.rhythm` committed and collected at once.
 
 The same ledgers and frontiers move as when batch by batch is formed, by as much; only what follows from the
 first time is not worked out again.
@@ -6,60 +6,79 @@ first time is not worked out again.
 
 from collections.abc import Sequence
 
-from policies.core.engine.rhythm import MOST_REPEATED, Rhythm, Turn
+from policies.core.engine.rhythm import Plan, Rhythm
 from policies.core.engine.scheduler import Scheduler
 from policies.core.progress.state import RequestState
 from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.request import PROMPT
+
+MOST_REPEATED = 4096
+"""Batches in one stretch: between stretches a run can be interrupted."""
+WORTH = 6
+"""Batches from which on a stretch takes less time than as many steps."""
 
 
 class Stretches:
-    """Stretches of the run of `scheduler`, whose batches `rhythm` watches."""
+    """Stretches of the run of `scheduler`, whose answers `rhythm` keeps."""
 
     def __init__(self, scheduler: Scheduler, rhythm: Rhythm) -> None:
         self._scheduler = scheduler
         self._rhythm = rhythm
+        self._next_seq = 0
+        self._declined: tuple[tuple[RequestState, ...], int | None] | None = None
 
-    def next_turn(self) -> Turn | None:
-        """The turn that comes next and again, when nobody arrives, hangs up or stops early; None when none is
-        known to, or batches in flight are not as many as they will be then."""
+    def plan(self, until_ns: int | None) -> Plan | None:
+        """What comes next when nobody arrives, hangs up or stops early, up to `until_ns`; None where that is
+        not known, or hardly worth a stretch, or batches in flight are not as many as they will be then."""
         scheduler, residents = self._scheduler, self._scheduler.residents
-        if len(scheduler.in_flight) != scheduler.settings.inflight - 1:
+        order, seq = residents.order, scheduler.next_seq
+        if len(scheduler.in_flight) != scheduler.settings.inflight - 1 or seq < self._next_seq:
             return None
-        works = self._rhythm.turn(residents.order, scheduler.next_seq)
-        if works is None or not residents.is_settled:
+        if not order or not residents.is_settled or PROMPT in [state.phase for state in order]:
             return None
-        most = min([scheduler.allocator.num_tokens_ahead(state) for state in residents.order])
-        return Turn(scheduler.next_seq, works, min(most, MOST_REPEATED // len(works))) if most > 0 else None
+        if self._declined is not None and self._declined[0] is order and self._declined[1] == until_ns:
+            return None
+        ahead = [scheduler.allocator.num_tokens_ahead(state) for state in order]
+        plan = self._rhythm.plan(order, seq, ahead) if min(ahead) > 0 else None
+        if plan is None:
+            return None
+        if plan.most < WORTH:
+            self._next_seq = seq + plan.most
+            return None
+        return plan if plan.most <= MOST_REPEATED else plan._replace(most=MOST_REPEATED)
 
-    def form(self, turn: Turn, formed_ns: Sequence[int]) -> None:
-        """Commit the batches of `turn`, formed again and again at `formed_ns`.
+    def declined(self, until_ns: int | None) -> None:
+        """Somebody ends, or `until_ns` comes, before anything else could be collected."""
+        self._declined = self._scheduler.residents.order, until_ns
+
+    def form(self, plan: Plan, formed_ns: Sequence[int]) -> None:
+        """Commit the batches of `plan` that were formed at `formed_ns`.
 
         As many are collected: first those in flight, then the first of these. The others are left in flight.
         """
-        scheduler, first_seq, size = self._scheduler, turn.first_seq, len(turn.works)
+        scheduler, first_seq, size = self._scheduler, plan.first_seq, len(plan.works)
         count = len(formed_ns)
-        turns, rest = divmod(count, size)
-        for state in scheduler.residents.order:
-            state.moved_on(turns, turns * size)
-        works = [work.moved(turns) for work in turn.works[:rest]]
-        for at, work in enumerate(works, turns * size):
-            scheduler.commit(work, first_seq + at, formed_ns[at])
-        self._rhythm.repeated(turns, works)
-        scheduler.next_seq = first_seq + count
+        turns, rest = divmod(count, size) if count > size else (0, count)
+        order, turned_seq = scheduler.residents.order, first_seq + turns * size
+        for phase, depth, last, tokens, members in plan.after[rest]:
+            for member in members:
+                order[member].moved_on(phase, depth, turns + tokens, turned_seq + last)
         after_seq = scheduler.residents.collected_seq
+        left = []
         for at in range(max(0, count - len(scheduler.in_flight)), count):
-            work = turn.works[at % size].moved(at // size)
-            scheduler.in_flight.append(ExecutionBatch(first_seq + at, work, formed_ns[at], after_seq + at))
+            work = plan.works[at % size].moved(at // size)
+            left.append(ExecutionBatch(first_seq + at, work, formed_ns[at], after_seq + at))
+        scheduler.formed(count, left, any([work.loop_count for work in plan.works[:count]]))
 
-    def collect(self, turn: Turn, num_batches: int) -> list[tuple[RequestState, int]]:
-        """The first `num_batches` of repeated `turn` have been collected, and nobody's last token was among
-        them; return who got tokens, and of which batch of the turn."""
-        scheduler, size = self._scheduler, len(turn.works)
+    def collect(self, plan: Plan, num_batches: int) -> list[tuple[RequestState, int]]:
+        """The first `num_batches` of `plan` have been collected, and nobody's last token was among them;
+        return who got tokens, and of which batch of a turn."""
+        scheduler, size = self._scheduler, len(plan.works)
         delivered: list[tuple[RequestState, int]] = []
-        for at, work in enumerate(turn.works):
-            times = (num_batches - at + size - 1) // size
-            if work.stage is not Stage.CODA or times <= 0:
+        for at, work in enumerate(plan.works[:num_batches]):
+            if work.stage is not Stage.CODA:
                 continue
+            times = (num_batches - at + size - 1) // size
             for item in work.ranges:
                 state = scheduler.running[item.request_id]
                 state.delivered(times)

@@ -49,11 +49,12 @@ class Allocator:
         return plan
 
     def num_tokens_ahead(self, state: RequestState) -> int:
-        """How many tokens a decoding request can make before its last one, and before it needs a block."""
-        tokens = state.max_tokens - state.num_scheduled_outputs - 1
+        """How many tokens a decoding request can make up to its last one, or one after which it needs a
+        block; 0 when it needs one now."""
+        tokens = state.max_tokens - state.num_scheduled_outputs
         if self._grows:
             room = len(state.block_groups) * self._residents.blocks.block_size
-            tokens = min(tokens, room - state.position - 1)
+            tokens = min(tokens, room - state.position)
         return tokens
 
     def _grow(self, plan: TransferPlan) -> None:

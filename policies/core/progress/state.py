@@ -204,11 +204,14 @@ class RequestState:
         set_num_output_tokens(self, count)
         return count
 
-    def moved_on(self, num_tokens: int, num_batches: int) -> None:
-        """It has made `num_tokens` in `num_batches` and stands as it stood."""
+    def moved_on(self, phase: Phase, depth: int, num_tokens: int, last_seq: int) -> None:
+        """It has made `num_tokens` in batches up to `last_seq`, and waits at `depth` for its next step."""
+        outputs = self.num_scheduled_outputs + num_tokens
+        set_phase(self, Phase.DRAINED if outputs == self.max_tokens and phase is PRELUDE else phase)
+        set_depth(self, depth)
         set_position(self, self.position + num_tokens)
-        set_num_scheduled_outputs(self, self.num_scheduled_outputs + num_tokens)
-        set_last_seq(self, self.last_seq + num_batches)
+        set_num_scheduled_outputs(self, outputs)
+        set_last_seq(self, last_seq)
 
     def heard(self, at_ns: int) -> None:
         """The last of its tokens that are collected was delivered at `at_ns`."""

@@ -120,8 +120,14 @@ class Work(NamedTuple):
 
     def moved(self, tokens: int) -> "Work":
         """Decode work with every row `tokens` further."""
-        ranges = [item._replace(token_start=item.token_start + tokens) for item in self.ranges]
-        return self._replace(ranges=tuple(ranges))
+        if not tokens:
+            return self
+        stage, loop_count, ranges, rows, num_requests, has_planes = self
+        moved = [
+            new_range((request_id, stage, depth, start + tokens, 1, 0, None, False))
+            for request_id, stage, depth, start, _, _, _, _ in ranges
+        ]
+        return Work(stage, loop_count, tuple(moved), rows, num_requests, has_planes)
 
     @property
     def exit_depths(self) -> list[int]:

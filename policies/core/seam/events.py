@@ -33,9 +33,9 @@ class Wait(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """Run the batches of `works` again and again, `most` times at most, each time every row a token further,
-    from number `first_seq` on, submitting one whenever one is collected: as long as none of them makes a
-    request's last token and what is collected is collected before `until_ns`. Answered with a `Stretch`."""
+    """Run the batches of `works`, again and again, each time every row a token further, `most` at most, from
+    number `first_seq` on, submitting one whenever one is collected: as long as what is collected makes no
+    request's last token, and is collected before `until_ns`. Answered with a `Stretch`."""
 
     first_seq: int
     works: tuple[Work, ...]
@@ -72,12 +72,29 @@ class Completion(NamedTuple):
     exits: frozenset[int] = frozenset()
 
 
-class Stretch(NamedTuple):
-    """As many batches as there are `completions` were submitted, the first at once, each of the others when
-    one before it was collected. `completions` begin with the oldest batch that was in flight; there may be
-    none."""
+class Times(NamedTuple):
+    """What completions say of batches one after another, as columns; see `Completion`."""
 
-    completions: list[Completion]
+    now_ns: list[int]
+    started_ns: list[int]
+    finished_ns: list[int]
+    select_ns: list[int]
+    host_ns: list[int]
+    limit_ns: list[int]
+    components_ns: list[tuple[int, ...]]
+
+
+class Stretch(NamedTuple):
+    """Batches were submitted, the first at once, each of the others when one before it was collected, until
+    as many were collected as were submitted: `earlier` ones, which had been in flight, the oldest first, and
+    then the first of those submitted at `times`. There may be none."""
+
+    earlier: list[Completion]
+    times: Times
+
+    @property
+    def num_batches(self) -> int:
+        return len(self.earlier) + len(self.times.now_ns)
 
 
 class Arrival(NamedTuple):

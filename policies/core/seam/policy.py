@@ -30,9 +30,10 @@ class Policy(ABC):
 
     repeats: ClassVar[bool] = False
     """Whether `select`, where the view has no prompts, looks at nothing but limits, exits, the order of
-    requests, their phases and depths, and how many batches ago each was scheduled. Then it decides alike,
-    token after token, and a simulation need not ask it every time. One that reads times, positions or lengths
-    must not say so."""
+    requests, their phases and depths, and how many batches ago each was scheduled; and, where all rows fit
+    into a batch, takes those alike who stand alike in these, whoever and (with `min_coda_batch_size` 1)
+    however many they are. Then it decides alike, token after token, and a simulation need not ask it every
+    time. One that reads times, positions or lengths must not say so."""
 
     def resident_chunks(self, num_loops: int) -> int:
         """Chunks of one prompt that may be between their first staging and their last depth: slots of a
