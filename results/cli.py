@@ -13,7 +13,17 @@ from results.comparison.figures import Tolerances
 from results.find import find_runs
 from results.identity import slug
 from results.pack import SUFFIX, pack, unpack
-from results.plots import Window, plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
+from results.plots import (
+    Window,
+    plot_account,
+    plot_chunks,
+    plot_goodput,
+    plot_latency_cdfs,
+    plot_load,
+    plot_pareto,
+    plot_rows,
+    plot_wavefront,
+)
 from results.report import write_report
 from results.rundir import PLOTS, RUNS_ROOT
 from results.table import print_table
@@ -94,7 +104,10 @@ def build_parser() -> OneLineParser:
         ("wavefront", "which chunk runs at which depth (default)"),
         ("latency", "TTFT, ITL and E2E distributions"),
         ("rows", "rows per recurrent invocation over time"),
-        ("pareto", "throughput against p99 latency"),
+        ("pareto", "throughput against p99 latency; below saturation, p99 TTFT against p99 ITL"),
+        ("load", "latency against the offered rate"),
+        ("goodput", "p99 ITL against goodput, simulated and measured side by side"),
+        ("chunks", "how many prompt rows every batch takes in, and the gaps between tokens"),
         ("time", "where the time goes: limits, what is beyond them, idle"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, help=text)
@@ -184,25 +197,28 @@ def named_after(paths: Sequence[str]) -> str:
 
 def _plot(options: argparse.Namespace) -> int:
     window = window_of(options)
-    if window is not None and options.kind != "wavefront":
+    windowed = {"wavefront": plot_wavefront, "chunks": plot_chunks}
+    if window is not None and options.kind not in windowed:
         raise InputError(
             f"--{options.kind}: takes no window; --from-batch, --to-batch, --from-ms, --to-ms go with "
-            "--wavefront"
+            "--wavefront and --chunks"
         )
     runs, _ = find_runs(options.directories)
     workloads = list(dict.fromkeys(run.workload for run in runs))
-    if options.kind not in ("pareto", "time") and len(workloads) > 1:
+    if options.kind in (*windowed, "latency", "rows") and len(workloads) > 1:
         raise InputError(f"the runs have different workloads ({', '.join(workloads)}), expected one")
     draw = {
         "latency": plot_latency_cdfs,
         "rows": plot_rows,
         "time": plot_account,
         "pareto": plot_pareto,
-    }.get(options.kind)
-    if draw is None:
-        plot_wavefront(runs, options.out, window)
+        "load": plot_load,
+        "goodput": plot_goodput,
+    }
+    if options.kind in windowed:
+        windowed[options.kind](runs, options.out, window)
     else:
-        draw(runs, options.out)
+        draw[options.kind](runs, options.out)
     print(f"plot: {options.out}", file=sys.stderr)
     return 0
 

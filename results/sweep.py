@@ -53,7 +53,7 @@ def workload_labels(cells: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
     labels = []
     for axes, config in cells:
         own = {key: value for key, value in axes.items() if not is_compared(key)}
-        spec = {key: value for key, value in config["workload"].items() if f"workload.{key}" not in own}
+        spec = _without(config["workload"], own, "workload")
         name, text = workload_name(config["workload"]), json.dumps(spec, sort_keys=True, default=str)
         known = specs.setdefault(name, [])
         if text not in known:
@@ -62,6 +62,15 @@ def workload_labels(cells: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
         parts = [part for key, value in own.items() for part in _told_apart(key, value, seen[key])]
         labels.append(" ".join([name + number, *parts]))
     return labels
+
+
+def _without(section: Mapping[str, Any], axes: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`section`, which is called `name`, without the keys that are `axes`."""
+    return {
+        key: _without(value, axes, f"{name}.{key}") if isinstance(value, Mapping) else value
+        for key, value in section.items()
+        if f"{name}.{key}" not in axes
+    }
 
 
 def _told_apart(axis: str, value: Any, seen: Sequence[Any]) -> list[str]:

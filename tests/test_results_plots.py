@@ -10,11 +10,19 @@ from results_runs import write_run
 from policies.core.errors import InputError
 from policies.core.seam.request import Request
 from results.load import Run
-from results.plots import Window, plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront
+from results.plots import (
+    Window,
+    plot_account,
+    plot_chunks,
+    plot_latency_cdfs,
+    plot_pareto,
+    plot_rows,
+    plot_wavefront,
+)
 from results.plots.account import IDLE, Share, account
-from results.plots.pareto import Point, front, pareto_points
 from results.plots.rows import bin_rows
 from results.plots.window import default_window, layout
+from results.tradeoff import Point, front, tradeoff_of
 
 ONE_TOKEN = tuple(Request(at, 0, 24, 1) for at in range(3))
 
@@ -45,7 +53,7 @@ def test_a_run_leaves_its_three_pictures(tmp_path: Path) -> None:
 
 
 def test_several_runs_are_drawn_together(runs: list[Run], tmp_path: Path) -> None:
-    for draw in (plot_account, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront):
+    for draw in (plot_account, plot_chunks, plot_latency_cdfs, plot_pareto, plot_rows, plot_wavefront):
         name = draw.__name__
         path = tmp_path / f"{name}.png"
         draw(runs, path)
@@ -54,9 +62,10 @@ def test_several_runs_are_drawn_together(runs: list[Run], tmp_path: Path) -> Non
 
 def test_one_token_requests_are_compared_by_ttft(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", requests=ONE_TOKEN, trace=False)
-    points, latency, throughput = pareto_points([run])
-    assert (latency, throughput) == ("TTFT", "prompt")
-    assert points == [Point("wcpb", 4, run.summary["ttft_ms"]["p99"], run.summary["prompt_token_throughput"])]
+    found = tradeoff_of([run])
+    assert (found.x_name, found.y_name) == ("p99 TTFT, ms", "prompt tokens/s")
+    figures = (run.summary["ttft_ms"]["p99"], run.summary["prompt_token_throughput"])
+    assert found.points == (Point("wcpb", 4, *figures),)
     plot_latency_cdfs([run], tmp_path / "cdf.png")
     assert_is_picture(tmp_path / "cdf.png")
 
@@ -92,6 +101,7 @@ def test_the_front_holds_what_nothing_beats() -> None:
         Point("b", 2, 1.0, 5.0),
     )
     assert front([slow, fast, same, best]) == [best, same, fast]
+    assert front([slow, fast, same, best], y_rises=False) == [best, same]
 
 
 def test_row_bins_weigh_up_to_the_mean(runs: list[Run]) -> None:

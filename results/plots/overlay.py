@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from results.comparison.compare import Cell
 from results.comparison.requests import queue_steps
 from results.load import Run
-from results.plots.cdf import draw_cdf, is_wide, label_log
+from results.plots.cdf import draw_cdf, is_wide, label_log, tail_axis
 from results.plots.style import INK, picture, policy_styles, say_nothing_to_show
 
 COLUMNS = (("TTFT", "ttft_ns"), ("ITL", "itl_ns"), ("TPOT", "tpot_ns"), ("E2E", "e2e_ns"))
@@ -24,6 +24,7 @@ def plot_overlaid_cdfs(cells: Sequence[Cell], path: Path) -> None:
     with picture(path, 12, 0.9 + 2.1 * len(cells)) as figure:
         grid = figure.subplots(len(cells), len(COLUMNS), squeeze=False, sharex="col", sharey=True)
         samples = [[run.latencies() for run in _sides(cell)] for cell in cells]
+        most = max(len(side.itl_ns) for sides in samples for side in sides)
         for column, (name, field) in enumerate(COLUMNS):
             is_log = is_wide([getattr(side, field) / 1e6 for sides in samples for side in sides])
             for row, (cell, sides) in enumerate(zip(cells, samples, strict=True)):
@@ -40,8 +41,7 @@ def plot_overlaid_cdfs(cells: Sequence[Cell], path: Path) -> None:
                     label_log(axes)
                 else:
                     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-                axes.set_ylim(0, 1.02)
-                axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+                tail_axis(axes, most)
                 if column == 0:
                     axes.set_title(cell.pair.predicted.policy)
                 if row == len(cells) - 1:

@@ -1,23 +1,40 @@
-"""Throughput against tail latency over chunk sizes: one panel per workload, one line per policy, the front
-ringed."""
+"""Which setting to run: one panel per workload, one line per policy over its chunk sizes, the front ringed.
+
+Throughput against tail latency, or, below saturation, one tail latency against the other
+(`results.tradeoff`), with what objectives allow as a box.
+"""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
 from results.identity import policy_order
 from results.load import Run
-from results.plots.style import INK, picture, policy_styles, say_nothing_to_show, width_under
+from results.plots.style import (
+    INK,
+    MUTED,
+    OBJECTIVE,
+    log_scales,
+    picture,
+    policy_styles,
+    say_nothing_to_show,
+    width_under,
+)
+from results.tradeoff import Point, Tradeoff, front, tradeoff_of
 
 PANELS_PER_ROW = 3
 MOST_LABELS = 150
+WIDE = 8.0
+"""From which ratio of the largest figure to the smallest on an axis is logarithmic."""
+LEAST_SPAN = 0.05
+"""Of an axis of throughputs, as a part of what is on it."""
 LABEL_PLACES = (
     (0, 9), (0, -11), (13, 0), (-13, 0), (10, 8), (-10, 8), (10, -9), (-10, -9), (0, 17), (0, -19), (20, 10),
     (-20, -10),
@@ -25,148 +42,131 @@ LABEL_PLACES = (
 """Where a point's label may stand, in points from its middle; earlier is preferred."""
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One run: tail latency in ms (lower is better), throughput in tokens/s (higher is better)."""
-
-    policy: str
-    chunk_tokens: int
-    latency_ms: float
-    throughput: float
-
-
 def plot_pareto(runs: Sequence[Run], path: Path) -> None:
-    """Draw all `runs` to `path`: output tokens/s against p99 ITL; where a workload has no ITL, prompt
-    tokens/s against p99 TTFT."""
+    """Draw all `runs` to `path`, each workload by the two figures that tell its runs apart. Hollow marks
+    missed their objectives."""
     workloads = list(dict.fromkeys(run.workload for run in runs))
     styles = policy_styles([run.policy for run in runs])
     columns = min(len(workloads), PANELS_PER_ROW)
     rows = math.ceil(len(workloads) / columns)
+    found = [tradeoff_of([run for run in runs if run.workload == workload]) for workload in workloads]
     with picture(path, max(4.6 * columns, 6.4), 0.9 + 3.7 * rows) as figure:
         grid = figure.subplots(rows, columns, squeeze=False)
         for axes in grid.flat[len(workloads) :]:
             axes.set_axis_off()
-        for axes, workload in zip(grid.flat, workloads, strict=False):
-            mine = [run for run in runs if run.workload == workload]
-            points, latency, throughput = pareto_points(mine)
-            if not points:
+        for axes, workload, item in zip(grid.flat, workloads, found, strict=False):
+            if not item.points:
                 say_nothing_to_show(axes, f"{workload}: no finished request")
                 continue
-            _draw_panel(axes, points, styles)
+            _draw_panel(axes, item, styles)
             axes.set_title(workload)
-            axes.set_xlabel(f"p99 {latency}, ms  (better to the left)")
-            axes.set_ylabel(f"{throughput} tokens/s  (better upwards)")
+            axes.set_xlabel(f"{item.x_name}  (better to the left)")
+            axes.set_ylabel(f"{item.y_name}  (better {'upwards' if item.y_rises else 'downwards'})")
         figure.draw_without_rendering()
-        for axes, workload in zip(grid.flat, workloads, strict=False):
-            points, _, _ = pareto_points([run for run in runs if run.workload == workload])
-            _label_chunks(axes, points, styles)
+        for axes, item in zip(grid.flat, found, strict=False):
+            label_chunks(axes, item.points, styles)
         handles = {
             text: line
             for axes in grid.flat
             for line, text in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        ordered = sorted(handles, key=lambda text: (text == "Pareto front", policy_order(text)))
+        ordered = sorted(
+            handles, key=lambda text: (text in ("Pareto front", "objective"), policy_order(text))
+        )
         figure.legend(
-            [handles[text] for text in ordered], ordered, loc="outside lower left", ncols=len(ordered)
+            [handles[text] for text in ordered], ordered, loc="outside lower left", ncols=len(ordered) or 1
         )
-        figure.suptitle(
-            "Throughput against tail latency by chunk size",
-            x=0.01,
-            ha="left",
-            fontweight="bold",
-            fontsize=11.5,
+        is_below = [not item.y_rises for item in found if item.points]
+        title = (
+            "Tail latencies by chunk size"
+            if all(is_below)
+            else "Throughput against tail latency by chunk size"
         )
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
 
 
-def pareto_points(runs: Sequence[Run]) -> tuple[list[Point], str, str]:
-    """The points of one workload's runs, and which latency and which throughput they show.
-
-    ITL and output tokens if every run with a finished request has an ITL, else TTFT and prompt tokens.
-    """
-    data = [
-        run
-        for run in runs
-        if run.summary["ttft_ms"]["p99"] is not None and run.summary["output_token_throughput"]
-    ]
-    has_itl = bool(data) and all(run.summary["itl_ms"]["p99"] is not None for run in data)
-    latency, throughput = (
-        ("itl_ms", "output_token_throughput") if has_itl else ("ttft_ms", "prompt_token_throughput")
-    )
-    points = [
-        Point(
-            run.policy, run.chunk_tokens, float(run.summary[latency]["p99"]), float(run.summary[throughput])
-        )
-        for run in data
-    ]
-    points.sort(key=lambda point: (policy_order(point.policy), point.chunk_tokens, point.latency_ms))
-    return points, "ITL" if has_itl else "TTFT", "output" if has_itl else "prompt"
-
-
-def front(points: Sequence[Point]) -> list[Point]:
-    """Points that no other point beats in one figure without losing in the other, by latency. Equal points
-    are all kept."""
-    return sorted(
-        (
-            point
-            for point in points
-            if not any(
-                other.latency_ms <= point.latency_ms
-                and other.throughput >= point.throughput
-                and (other.latency_ms, other.throughput) != (point.latency_ms, point.throughput)
-                for other in points
-            )
-        ),
-        key=lambda point: (point.latency_ms, point.throughput, point.policy, point.chunk_tokens),
-    )
-
-
-def _draw_panel(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[str, str]]) -> None:
-    best = front(points)
+def _draw_panel(axes: Axes, item: Tradeoff, styles: dict[str, tuple[str, str]]) -> None:
+    points, best = item.points, front(item.points, item.y_rises)
     axes.plot(
-        [point.latency_ms for point in best], [point.throughput for point in best],
+        [point.x for point in best], [point.y for point in best],
         ls="" if len(best) == 1 else "-", color=INK, alpha=0.25, lw=6, solid_capstyle="round", marker="o",
         ms=13, mew=0, zorder=1, label="Pareto front",
     )  # fmt: skip
     policies = list(dict.fromkeys(point.policy for point in points))
     for place, policy in enumerate(policies):
         mine = [point for point in points if point.policy == policy]
-        color, dash = styles[policy]
-        xs, ys = [point.latency_ms for point in mine], [point.throughput for point in mine]
         width = width_under(place, len(policies))
-        axes.plot(
-            xs,
-            ys,
-            ls=dash,
-            color=color,
-            lw=width,
-            marker="o",
-            ms=6,
-            mec="white",
-            mew=0.9,
-            label=policy,
-            zorder=2,
-        )
-    low, high = min(point.latency_ms for point in points), max(point.latency_ms for point in points)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    if low > 0 and high / low > 8:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-        axes.xaxis.set_minor_formatter(
-            FuncFormatter(lambda value, _: f"{value:,.12g}" if f"{value:e}"[0] in "25" else "")
-        )
+        draw_series(axes, mine, policy, styles[policy], width)
+    for is_x, values in ((True, [point.x for point in points]), (False, [point.y for point in points])):
+        axis = axes.xaxis if is_x else axes.yaxis
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.5g}"))
+        if min(values) > 0 and max(values) > WIDE * min(values) and (is_x or not item.y_rises):
+            log_scales(axes, x=is_x, y=not is_x)
     axes.margins(0.12, 0.14)
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:,.5g}" if value < 1e5 else f"{value:,.0f}")
+    axes.autoscale_view()
+    if item.y_rises:
+        axes.set_ylim(*no_closer(*axes.get_ylim()))
+    draw_box(axes, *item.box)
+
+
+def draw_series(
+    axes: Axes, points: Sequence[Point], label: str, style: tuple[str, str], width: float, marker: str = "o"
+) -> None:
+    """A line through `points`, filled marks on it where objectives were kept or there are none, hollow ones
+    else."""
+    color, dash = style
+    axes.plot(
+        [point.x for point in points], [point.y for point in points], ls=dash, color=color, lw=width, zorder=2
     )
+    for is_kept in (True, False):
+        mine = [point for point in points if (point.holds is not False) is is_kept]
+        axes.plot(
+            [point.x for point in mine], [point.y for point in mine], ls="", marker=marker,
+            ms=6 if marker == "o" else 11, color=color, mfc=color if is_kept else "white",
+            mec="white" if is_kept else color, mew=0.9 if is_kept else 1.3, zorder=3,
+            label=label if is_kept or len(mine) == len(points) else None,
+        )  # fmt: skip
 
 
-def _label_chunks(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[str, str]]) -> None:
+def draw_box(axes: Axes, x: float | None, y: float | None) -> None:
+    """What objectives allow, from the axes' corner on, within the limits that the data has set where those
+    lie further in; a line beyond which nothing may lie where only one is given."""
+    if x is None and y is None:
+        return
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    if x is not None:
+        right = max(right, 1.04 * x) if x < 4 * right else right
+    if y is not None:
+        high = max(high, 1.04 * y) if y < 4 * high else high
+    axes.set_xlim(left, right)
+    axes.set_ylim(low, high)
+    width = (right if x is None else min(x, right)) - left
+    height = (high if y is None else min(y, high)) - low
+    if width > 0 and height > 0:
+        axes.add_patch(
+            Rectangle(
+                (left, low), width, height, fc=OBJECTIVE, ec="none", alpha=0.13, zorder=0, label="objective"
+            )
+        )
+    for limit, draw in ((x, axes.axvline), (y, axes.axhline)):
+        if limit is not None:
+            draw(limit, color=MUTED, lw=1, ls=":", zorder=0)
+
+
+def no_closer(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis, at least `LEAST_SPAN` of their middle apart: what differs by less is the same."""
+    middle = (low + high) / 2
+    half = max(high - low, LEAST_SPAN * middle) / 2
+    return middle - half, middle + half
+
+
+def label_chunks(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[str, str]]) -> None:
     """Write each point's chunk beside it, at the first of `LABEL_PLACES` that overlaps least with points and
     earlier labels."""
     if not points or len(points) > MOST_LABELS:
         return
     scale = axes.figure.dpi / 72
-    centers = [tuple(axes.transData.transform((point.latency_ms, point.throughput))) for point in points]
+    centers = [tuple(axes.transData.transform((point.x, point.y))) for point in points]
     taken = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in centers]
     for point, (x, y) in zip(points, centers, strict=True):
         width, height = 5.2 * scale * len(str(point.chunk_tokens)), 8 * scale
@@ -176,7 +176,7 @@ def _label_chunks(axes: Axes, points: Sequence[Point], styles: dict[str, tuple[s
         place = int(np.argmin(costs))
         taken.append(boxes[place])
         axes.annotate(
-            str(point.chunk_tokens), (point.latency_ms, point.throughput), xytext=LABEL_PLACES[place],
+            str(point.chunk_tokens), (point.x, point.y), xytext=LABEL_PLACES[place],
             textcoords="offset points", ha="center", va="center", fontsize=7.5, color=styles[point.policy][0],
             zorder=4, path_effects=[withStroke(linewidth=2, foreground="white")],
         )  # fmt: skip

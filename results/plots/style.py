@@ -16,15 +16,16 @@ from policies.core.errors import InputError
 from results.files import user_file
 from results.identity import policy_order
 
-POLICY_COLORS = {"atomic": "#6b7280", "split": "#d97706", "mixed": "#0f766e", "wcpb": "#be123c"}
-OTHER_COLORS = ("#4338ca", "#7c3aed", "#0369a1", "#65a30d", "#a16207", "#9d174d")
+POLICY_COLORS = {"atomic": "#6b7280", "split": "#d97706", "mixed": "#0f766e", "wcpb": "#be123c",
+                 "slo": "#4338ca"}  # fmt: skip
+OTHER_COLORS = ("#7c3aed", "#0369a1", "#65a30d", "#a16207", "#9d174d")
 REQUEST_COLORS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f",
     "#6a51a3", "#a9b84f",
 )  # fmt: skip
 MOST_INCHES = 400.0
 """A higher picture has more pixels than a PNG of Agg's can."""
-INK, MUTED, FAINT = "#1f2937", "#6b7280", "#e5e7eb"
+INK, MUTED, FAINT, OBJECTIVE = "#1f2937", "#6b7280", "#e5e7eb", "#16a34a"
 
 RC = {
     "font.family": "DejaVu Sans",

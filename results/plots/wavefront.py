@@ -161,14 +161,17 @@ def _corners(axes: Axes, box: Box) -> list[tuple[float, float]]:
 def _label_boxes(
     axes: Axes, boxes: Sequence[Box], colors: dict[int, str], chunk_tokens: int, start_ns: int, end_ns: int
 ) -> None:
-    """Write `c3` into prompt boxes and `@1034` into decode rows, where it fits; a decode row without room
-    keeps its hatch only."""
+    """Write `c3` into prompt boxes, `40` into those of 40 rows that are not a whole chunk, and `@1034` into
+    decode rows, where it fits; a decode row without room keeps its hatch only."""
     per_ms = 1 / _ms_per_pixel(axes)
     per_point = axes.figure.dpi / 72
     per_lane = _points_per_lane(axes)
     for box in boxes:
         item = box.item
-        text = f"c{item.token_start // chunk_tokens}" if item.is_prompt else f"@{item.token_start}"
+        is_whole = item.token_count == chunk_tokens
+        text = f"@{item.token_start}"
+        if item.is_prompt:
+            text = f"c{item.token_start // chunk_tokens}" if is_whole else f"{item.token_count}"
         left, right = max(box.start_ns, start_ns), min(box.end_ns, end_ns)
         width_points = (right - left) / 1e6 * per_ms / per_point
         height_points = box.height * per_lane
@@ -222,7 +225,8 @@ def _add_legend(figure: Figure, requests: Sequence[int], colors: dict[int, str],
     ]
     if len(requests) > MAX_LEGEND:
         handles.append(Patch(fc="none", label=f"and {len(requests) - MAX_LEGEND} more, colours repeat"))
-    handles.append(Patch(fc="#e5e7eb", ec="#9ca3af", label="c3: prompt chunk 3"))
+    label = "c3: prompt chunk 3, 40: a part of 40 rows"
+    handles.append(Patch(fc="#e5e7eb", ec="#9ca3af", label=label))
     if has_decode:
         handles.append(
             Patch(fc="#4b5563", ec=INK, hatch="/////", label="dark: decode row, @57 at position 57")

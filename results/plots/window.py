@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from policies.core.errors import InputError
@@ -17,8 +18,13 @@ from results.batchlog import LoggedBatch, LoggedRange
 from results.load import Run
 
 WINDOW_BATCHES, LEAD_BATCHES = 24, 6
+MOST_WINDOW_BATCHES = 96
+"""How long the default window may get to show a second prompt."""
+MOST_SEARCHED = 50_000
+"""Batches in which the default window is looked for."""
 PROMPT_START = re.compile(r":PREFILL[A-Z_]*:0:0:")
 """In a batch's ranges: prompt work at depth 0 from token 0."""
+PROMPT = re.compile(r"(?:^| )(\d+):PREFILL")
 MAX_BOXES = 20_000
 EMBED_LANE = -1
 MIN_DECODE_SHARE, MAX_DECODE_SHARE = 0.22, 0.5
@@ -80,21 +86,61 @@ class Window:
 
 
 def default_window(run: Run, num_batches: int = WINDOW_BATCHES) -> Window:
-    """`num_batches` consecutive batches where a prompt joins running decodes, else the first ones of the run.
+    """`num_batches` consecutive batches in which a prompt joins running decodes and which show two prompts or
+    more; else up to `MOST_WINDOW_BATCHES` of them, until a second prompt is there; else one prompt that
+    joins; else the first batches of the run.
 
-    Chosen is the first batch in which a prompt starts, with decode rows in one of the `LEAD_BATCHES` before
-    it. Where the device idles for longer than any of those took, nothing is joined.
+    A window begins up to `LEAD_BATCHES` before the batch in which a prompt starts, with decode rows in one of
+    them. Where the device idles for longer than any of those took, nothing is joined.
     """
     lead: deque[LoggedBatch] = deque(maxlen=LEAD_BATCHES)
-    for batch in run.batches():
+    found: list[_Candidate] = []
+    opened: list[_Candidate] = []
+    for batch in islice(run.batches(), MOST_SEARCHED):
         if lead and batch.started_ns - lead[-1].finished_ns > max(
             item.finished_ns - item.started_ns for item in lead
         ):
             lead.clear()
+            opened.clear()
+        prompts = PROMPT.findall(batch.ranges_text)
         if PROMPT_START.search(batch.ranges_text) and any(item.num_decode_rows for item in lead):
-            return Window(first_batch=lead[0].seq, last_batch=lead[0].seq + num_batches - 1)
+            before = {name for item in lead for name in PROMPT.findall(item.ranges_text)}
+            candidate = _Candidate(lead[0].seq, before)
+            found.append(candidate)
+            opened.append(candidate)
+        for candidate in opened:
+            candidate.see(batch.seq, prompts)
+            if candidate.second_seq is not None and candidate.second_seq < candidate.first_seq + num_batches:
+                return Window(candidate.first_seq, candidate.first_seq + num_batches - 1)
+        opened = [item for item in opened if batch.seq < item.first_seq + MOST_WINDOW_BATCHES]
         lead.append(batch)
-    return Window(first_batch=0, last_batch=num_batches - 1)
+    best = min(
+        (item for item in found if item.second_seq is not None), key=lambda item: item.length, default=None
+    )
+    if best is not None:
+        return Window(best.first_seq, best.first_seq + max(num_batches, best.length + LEAD_BATCHES) - 1)
+    first_seq = found[0].first_seq if found else 0
+    return Window(first_seq, first_seq + num_batches - 1)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A window that could begin at `first_seq`: the prompts it shows, and the batch that shows a second
+    one."""
+
+    first_seq: int
+    prompts: set[str]
+    second_seq: int | None = None
+
+    def see(self, seq: int, prompts: Iterable[str]) -> None:
+        self.prompts.update(prompts)
+        if self.second_seq is None and len(self.prompts) > 1:
+            self.second_seq = seq
+
+    @property
+    def length(self) -> int:
+        assert self.second_seq is not None
+        return self.second_seq - self.first_seq + 1
 
 
 def shared_window(runs: Sequence[Run], num_batches: int = WINDOW_BATCHES) -> Window:
