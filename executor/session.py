@@ -234,6 +234,8 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRu
     workloads: dict[WorkloadSpec, Workload] = {}
     runs = []
     for config in configs:
+        if config.fleet is not None:
+            raise InputError(f"{config.where}: fleet: an executor runs one engine; a simulation runs fleets")
         config.policy.check(shape, config.scheduler, config.cache)
         spec = parse_workload(config.workload, config.where)
         if spec not in workloads:

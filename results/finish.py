@@ -31,6 +31,7 @@ def write_outputs(
     config: Mapping[str, Any],
     objectives: Objectives | None = None,
     window: Window = EVERYTHING,
+    span: Span | None = None,
     status: RunStatus = "complete",
     plots: bool = True,
     trace: bool = True,
@@ -44,10 +45,10 @@ def write_outputs(
     """Finish `directory` and return the summary; its `status` is `failed` when no request finished.
 
     `config` is the resolved mapping that `directory` was created with; `objectives` judge the run and
-    `window` says which part of it counts. Call this once, after the engine's
-    generator ended, or with `status="interrupted"` after a `KeyboardInterrupt`: a run that did not complete
-    keeps its requests and batches and gets its summary at once, without trace and pictures. A sweep passes
-    `plots=False, trace=False` for its cells. `write_more` writes what one world leaves beside.
+    `window` says which part of it counts, or `span` where that is known already. Call this once, after the
+    engine's generator ended, or with `status="interrupted"` after a `KeyboardInterrupt`: a run that did not
+    complete keeps its requests and batches and gets its summary at once, without trace and pictures. A sweep
+    passes `plots=False, trace=False` for its cells. `write_more` writes what one world leaves beside.
 
     Ctrl-C waits until the summary is there. Trace and pictures come after it and are extras: one that cannot
     be made, whatever the reason, is a note in the summary, and the run is as complete as it was. Raises
@@ -66,7 +67,7 @@ def write_outputs(
         attempt(directory.batches.close)
         attempt(lambda: directory.requests.finish(log.records.values()))
         attempt(write_more)
-        offered, span = Offered(), Span.of(directory.requests.records(), window)
+        offered, span = Offered(), span or Span.of(directory.requests.records(), window)
         measured = log.totals
         if not span.is_whole and not faults:
             measured = totals_within(read_batches(directory.path / BATCHES), span)
@@ -84,7 +85,7 @@ def write_outputs(
         )
         extra = extra or {}
         if faults:
-            _write_failed(directory, {**summary, **extra}, faults[0])
+            finish_failed(directory, {**summary, **extra}, faults[0])
         summary |= {**limits_of(summary, offered, log.totals), **extra}
         directory.write_summary(summary)
     if ctrl_c.is_pressed:
@@ -100,7 +101,8 @@ def write_outputs(
     return summary
 
 
-def _write_failed(directory: RunDirectory, summary: Mapping[str, Any], fault: WriteError) -> NoReturn:
+def finish_failed(directory: RunDirectory, summary: Mapping[str, Any], fault: WriteError) -> NoReturn:
+    """Write the summary of a run whose disk was full, and raise what says so."""
     try:
         directory.write_summary({"error": str(fault), **summary, "status": "failed"})
     except WriteError:

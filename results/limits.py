@@ -42,14 +42,17 @@ class Offered:
         return (self._count - 1) / span_ns * 1e9 if span_ns > 0 else None
 
 
-def limits_of(summary: Mapping[str, Any], offered: Offered, totals: BatchTotals) -> dict[str, Any]:
-    """The keys that say it in a summary: the offered rate, the two waits, and `limited_by`.
+def limits_of(
+    summary: Mapping[str, Any], offered: Offered, totals: BatchTotals, num_devices: int = 1
+) -> dict[str, Any]:
+    """The keys that say it in a summary: the offered rate, the two waits (of several devices, their mean),
+    and `limited_by`.
 
     `places` or `kv` when requests waited for it for a tenth of the time or more, the longer of the two; else
     `device` when it was busy for 95 % of the time; else `host` when more than half of its idle time was the
     host's; else `arrivals`: there was nothing more to do. None without a batch.
     """
-    duration_ns, idle_s = run_s(summary) * 1e9, summary["device_idle_s"]
+    duration_ns, idle_s = num_devices * run_s(summary) * 1e9, summary["device_idle_s"]
     host_s = summary["device_idle_host_s"] + summary["device_idle_launch_s"]
     limited_by = None
     if summary["num_batches"]:
@@ -62,7 +65,7 @@ def limits_of(summary: Mapping[str, Any], offered: Offered, totals: BatchTotals)
             limited_by = "host" if host_s > idle_s / 2 else "arrivals"
     return {
         "offered_request_rate": offered.rate,
-        "waited_for_places_s": totals.waited_for_places_ns / 1e9,
-        "waited_for_kv_s": totals.waited_for_kv_ns / 1e9,
+        "waited_for_places_s": totals.waited_for_places_ns / num_devices / 1e9,
+        "waited_for_kv_s": totals.waited_for_kv_ns / num_devices / 1e9,
         "limited_by": limited_by,
     }

@@ -15,7 +15,8 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
     num_cancelled                 requests whose client hung up first: what they got until then counts in
                                   ttft_ms, itl_ms, own_itl_* and queue_ms; tpot_ms, e2e_ms and the
                                   throughputs are of finished requests alone
-    gpu_busy_fraction             sum of device times / (last batch finish - first batch start)
+    gpu_busy_fraction             sum of device times / (last batch finish - first batch start), of a fleet
+                                  over all its devices
     tokens_by_loops, loops_saved  decoded tokens (all but first ones) by the loops they ran, and the loops
                                   they did not run
     select_us, prepare_us         host time of a batch: choosing it; packing and launching it
@@ -81,19 +82,22 @@ class Peaks:
     evicted_blocks: int = 0
 
     @classmethod
-    def of(cls, scheduler: Scheduler) -> "Peaks":
-        planes, prefixes = scheduler.blocks.planes, scheduler.residents.prefixes.totals
+    def of(cls, *schedulers: Scheduler) -> "Peaks":
+        """Of one scheduler; of several, the sums."""
+        planes = schedulers[0].blocks.planes
+        prefixes = [item.residents.prefixes.totals for item in schedulers]
+        reused = sum([item.reused_groups for item in prefixes])
         return cls(
-            scheduler.blocks.peak_used_blocks,
-            scheduler.peak_hidden_rows,
-            scheduler.surplus_rows,
-            tuple(scheduler.tokens_by_loops),
-            scheduler.residents.swapped_bytes,
-            prefixes.reused_groups * planes,
-            prefixes.reused_tokens,
-            ratio(prefixes.reused_groups, prefixes.prompt_groups),
-            prefixes.resumed_groups * planes,
-            scheduler.blocks.num_evicted_groups * planes,
+            sum([item.blocks.peak_used_blocks for item in schedulers]),
+            sum([item.peak_hidden_rows for item in schedulers]),
+            sum([item.surplus_rows for item in schedulers]),
+            tuple(map(sum, zip(*[item.tokens_by_loops for item in schedulers], strict=True))),
+            sum([item.residents.swapped_bytes for item in schedulers]),
+            reused * planes,
+            sum([item.reused_tokens for item in prefixes]),
+            ratio(reused, sum([item.prompt_groups for item in prefixes])),
+            sum([item.resumed_groups for item in prefixes]) * planes,
+            sum([item.blocks.num_evicted_groups for item in schedulers]) * planes,
         )
 
 
@@ -175,6 +179,7 @@ def summarize(
     objectives: Objectives | None = None,
     span: Span = WHOLE,
     measured: BatchTotals | None = None,
+    num_devices: int = 1,
     skipped_rows: int = 0,
     notes: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
@@ -183,7 +188,7 @@ def summarize(
 
     `records` are those of all requests that arrived, in that order, read once (after a full disk: those that
     it holds). `totals` are the log's sums over batches, `measured` those over the batches of `span` where
-    that is not the whole run. `status` is how the run ended; a run that completes
+    that is not the whole run, on `num_devices` devices. `status` is how the run ended; a run that completes
     without one finished request is `failed`, because it shows nothing. `skipped_rows` counts workload rows
     that were not run (failed rows of a trace). `extra` adds keys, for instance the executor's
     `output_token_sha256`; it cannot replace one. Raises `ValueError` when it tries.
@@ -239,7 +244,7 @@ def summarize(
         },
         "recurrent_invocations": totals.recurrent_invocations,
         "rows_per_recurrent_invocation": ratio(totals.recurrent_rows, totals.recurrent_invocations),
-        "gpu_busy_fraction": ratio(totals.device_ns, busy_span_ns),
+        "gpu_busy_fraction": ratio(totals.device_ns, num_devices * busy_span_ns),
         "limit_fraction": ratio(totals.limit_ns, totals.device_ns) if totals.limit_ns else None,
         "stages": {str(stage): stage_account(item) for stage, item in sorted(totals.by_stage.items())},
         "device_idle_s": totals.idle_ns / 1e9,

@@ -2,7 +2,8 @@
 never looks whole.
 
 Layout: `config.yaml`, `batches.csv` and `requests.csv` (both streamed), `trace.json.gz`, `plots/*.png`,
-`summary.json`. Reading one back is `results.load`.
+`summary.json`. A fleet's has no `batches.csv` but a run directory per engine in `replicas`. Reading one back
+is `results.load`.
 """
 
 import fcntl
@@ -24,6 +25,8 @@ from results.identity import RunIdentity
 from results.requestlog import RequestFile
 
 RUNS_ROOT = Path("results/runs")
+REPLICAS = "replicas"
+"""Of a fleet's directory, the folder that holds its engines' run directories, called by their numbers."""
 MARKER = "# The resolved configuration of one run; `results` wrote it and knows its directory by this line.\n"
 CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS, REPLAY, PREDICTED = (
     "config.yaml", "batches.csv", "requests.csv", "summary.json", "trace.json.gz", "plots", "replay.json",
@@ -125,7 +128,8 @@ def _clear(path: Path) -> None:
     for name in (SUMMARY, BATCHES, REQUESTS, TRACE, REPLAY, PREDICTED):
         for file in (path / name, *path.glob(f"{name}.*tmp")):
             file.unlink(missing_ok=True)
-    shutil.rmtree(path / PLOTS, ignore_errors=True)
+    for folder in (PLOTS, REPLICAS):
+        shutil.rmtree(path / folder, ignore_errors=True)
 
 
 def _plain(value: Any) -> Any:

@@ -39,8 +39,8 @@ happened."""
 class SimBackend:
     """Runs `engine` in `env`. Of the future it knows what `foresight` says; only this class asks it.
 
-    `seed` is that of the run; `is_stopped` is asked between two steps; when it answers True the run ends with
-    `KeyboardInterrupt`.
+    `seed` is that of the run, `replica` the number of the engine in a fleet; `is_stopped` is asked between
+    two steps; when it answers True the run ends with `KeyboardInterrupt`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class SimBackend:
         is_stopped: Callable[[], bool] = lambda: False,
         seed: int = 0,
         skips: bool = True,
+        replica: int = 0,
     ) -> None:
         self._env = env
         self._engine = engine
@@ -59,8 +60,8 @@ class SimBackend:
         self._latency = latency
         self._foresight = foresight
         self._is_stopped = is_stopped
-        self._pipeline = Pipeline(latency.loop, HostSpread(seed, latency.loop.host_spread))
-        self._skips = skips and not self._inbox.is_open
+        self._pipeline = Pipeline(latency.loop, HostSpread(seed, latency.loop.host_spread, replica))
+        self._skips = skips and self._inbox.is_foreseen
         self._host_waits: simpy.Event | None = None
         self._alarm: tuple[int, simpy.Event] | None = None
         if isinstance(self._inbox, Mailbox):

@@ -100,6 +100,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from results.find import replicas_of
+    from results.fleet import replica_rows
+    from results.load import load_run
     from results.table import print_table
     from sim.progress import Progress
     from sim.run import simulate
@@ -111,7 +114,7 @@ def _run(options: argparse.Namespace) -> int:
         log=options.log,
         on_ended=Progress("requests").count,
     )
-    print_table([summary])
+    print_table(replica_rows(summary, [load_run(replica).summary for replica in replicas_of(path)]))
     for note in summary["notes"]:
         print(f"note: {note}", file=sys.stderr)
     print(f"run directory: {path}", file=sys.stderr)
@@ -150,14 +153,16 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
+    from results.find import replicas_of
     from sim.predict import recorded_runs
     from sim.replay import replay
 
     is_equal = True
     for run in recorded_runs(options.runs):
-        outcome = replay(run.path)
-        print(outcome)
-        is_equal = is_equal and outcome.difference is None
+        for path in replicas_of(run.path) or [run.path]:
+            outcome = replay(path)
+            print(outcome)
+            is_equal = is_equal and outcome.difference is None
     return 0 if is_equal else 1
 
 

@@ -35,13 +35,14 @@ NOTHING = Stretch([], Times([], [], [], [], [], [], []))
 
 
 class HostSpread:
-    """By what factors the host's times of a run vary, in order: log-normal, around 1, of the run's seed.
+    """By what factors a host's times vary in a run, in order: log-normal, around 1, of the run's seed and the
+    host's number.
 
     They are drawn in blocks; what a batch gets does not depend on the blocks, nor on who asks.
     """
 
-    def __init__(self, seed: int, spread: float) -> None:
-        self._random = random.Random(f"{seed} host")
+    def __init__(self, seed: int, spread: float, replica: int = 0) -> None:
+        self._random = random.Random(f"{seed} host {replica}" if replica else f"{seed} host")
         self._spread = spread
         self._block: list[float] = []
         self._at = 0

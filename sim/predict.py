@@ -22,7 +22,7 @@ from policies.costs.fitted import FittedModel
 from policies.costs.latency import HostLoop, LatencyModel
 from policies.costs.models import load_device
 from results.batchlog import LoggedBatch
-from results.find import find_runs
+from results.find import find_runs, replicas_of
 from results.identity import RunIdentity, comparable, config_hash
 from results.load import Run
 from results.predictions import Replay, write_predictions, write_replays
@@ -49,7 +49,7 @@ def recorded_runs(paths: Sequence[str | Path]) -> list[Run]:
     runs = []
     for path in paths:
         found, _ = find_runs([path])
-        runs += [run for run in found if run.has_logs] if len(found) > 1 else found
+        runs += [run for run in found if run.has_logs or replicas_of(run.path)] if len(found) > 1 else found
     if not runs:
         raise InputError(
             f"{', '.join(map(str, paths))}: no run there has kept its requests.csv and batches.csv"

@@ -97,13 +97,14 @@ class Simulation:
         env: simpy.Environment | None = None,
         is_stopped: Callable[[], bool] = lambda: False,
         skips: bool = True,
+        replica: int = 0,
     ) -> SimBackend:
-        """What runs `engine`, in `env` or in an environment of its own; without `skips`
-        batch by batch."""
+        """What runs `engine`, number `replica` of a fleet, in `env` or in an environment of its own; without
+        `skips` batch by batch."""
         rule = self.config.exit.rule(self.model.num_loops)
         foresight = Foresight(self.workload.oracle, self.exits, rule)
         env = env or simpy.Environment()
-        return SimBackend(env, engine, self.latency, foresight, is_stopped, self.config.seed, skips)
+        return SimBackend(env, engine, self.latency, foresight, is_stopped, self.config.seed, skips, replica)
 
 
 def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:
@@ -122,8 +123,8 @@ def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) 
 
 
 def inputs_sha256(config: RunConfig) -> str:
-    """A hash of all that a simulation follows from beside its config, the latency model's numbers too."""
-    return result_sha256(config, "sim", device_sha256(config.device))
+    """A hash of all that a simulation follows from beside its config, the latency models' numbers too."""
+    return result_sha256(config, "sim", *[device_sha256(part.device) for part in config.parts()])
 
 
 def simulate(
@@ -146,6 +147,12 @@ def simulate(
     `InputError` for a wrong config, `WriteError` when the disk does not take it all,
     and what the engine raises when an invariant breaks.
     """
+    if config.fleet is not None:
+        from sim.fleet import simulate_fleet  # which simulates the engines of this file
+
+        return simulate_fleet(
+            config, out, workload=workload, label=label, plots=plots, log=log, on_ended=on_ended
+        )
     simulation = Simulation.prepare(config, workload)
     inputs = {} if workload else {"input_sha256": inputs_sha256(config)}
     identity = RunIdentity.from_config(config.resolved, "sim", simulation.model.num_loops, workload=label)
@@ -161,7 +168,9 @@ def simulate(
         # A window's figures are summed over the log of batches, so then it is written, whatever is kept.
         is_needed = log == "batches" or config.measure != EVERYTHING
         engine = simulation.engine(directory.batches if is_needed else None, ended)
-        status, broken = run_to_end(engine, simulation)
+        status, broken = run_to_end(
+            lambda is_stopped: simulation.backend(engine, is_stopped=is_stopped).run()
+        )
         summary = write_outputs(
             directory,
             engine.log,
@@ -183,12 +192,13 @@ def simulate(
     return directory.path, summary
 
 
-def run_to_end(engine: Engine, simulation: Simulation) -> tuple[RunStatus, WriteError | None]:
-    """`complete`, `interrupted` when Ctrl-C came first, which takes effect between two steps, so that logs
-    and records agree, or `failed` with what the disk did not take."""
+def run_to_end(run: Callable[[Callable[[], bool]], object]) -> tuple[RunStatus, WriteError | None]:
+    """Call `run` with whom to ask whether to stop: `complete`, `interrupted` when Ctrl-C came first, which
+    takes effect between two steps, so that logs and records agree, or `failed` with what the disk did not
+    take."""
     with CtrlC() as ctrl_c:
         try:
-            simulation.backend(engine, is_stopped=lambda: ctrl_c.is_pressed).run()
+            run(lambda: ctrl_c.is_pressed)
         except KeyboardInterrupt:
             print("interrupted: writing what was simulated until now", file=sys.stderr)
             return "interrupted", None

@@ -110,8 +110,9 @@ def _check(cells: Sequence[Cell]) -> None:
     for cell in cells:
         resolved = cell.config.resolved
         key = json.dumps([resolved["workload"], resolved["seed"]], sort_keys=True, default=str)
-        simulation = Simulation.prepare(cell.config, workloads.get(key))
-        workloads[key] = simulation.workload
+        for part in cell.config.parts():
+            simulation = Simulation.prepare(part, workloads.get(key))
+            workloads[key] = simulation.workload
 
 
 def _run_cell(index: int, cell: Cell, log: Logs) -> tuple[int, dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from policies.config.fleet import Fleet
 from policies.config.hf_config import EXPECTED, READ, WITHOUT_EFFECT, read_hf_config
 from policies.config.ignored import ignored_keys
 from policies.config.overrides import apply_overrides
@@ -16,6 +17,7 @@ from policies.core.seam.exits import ExitSettings
 from policies.core.seam.objectives import Objectives, Window
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
+from policies.routing.registry import ROUTERS
 from sim.run import simulate
 from workloads.spec import PresetSpec, SyntheticSpec, TraceSpec
 
@@ -39,6 +41,8 @@ PRESET = "workload={kind: preset, name: chat, num_requests: 5}"
 POOL = "cache={num_blocks: 72, allocation: incremental, preemption: recompute, admit: first_chunk}"
 SWAP = "cache={num_blocks: 72, allocation: incremental, preemption: swap, admit: first_chunk}"
 SLO = "policy={name: slo, ttft_ms: 20, itl_ms: 0.55, model: h200}"
+AFFINITY = "fleet={replicas: 2, router: prefix_affinity}"
+PREFIXES = "workload.shared_prefix={groups: 3, tokens: 32}"
 CROWD = ["workload.num_requests=24", "workload.arrival.rate=1000"]
 GATE = "exit={mode: gate, threshold: 0.5, loop_weights: [1, 2, 1, 1]}"
 LOOPS = "workload.exit_loops=[1, 2, 3]"
@@ -64,6 +68,12 @@ CASES: list[tuple[str, list[str], str]] = [
     ("changes", [], "measure.skip_s=0.001"),
     ("changes", [], "measure.until_s=0.002"),
     ("refused", [], "model_shape={}"),
+    ("changes", [], "fleet.replicas=2"),
+    ("changes", ["fleet.replicas=2"], "fleet.router=random"),
+    ("changes", ["model=ouro-1.4b"], "fleet.devices=[h200, h200-analytic]"),
+    ("changes", [*CROWD, PREFIXES, AFFINITY], "fleet.router.max_lead=0"),
+    ("changes", [*CROWD, PREFIXES, AFFINITY], "fleet.router.memory=1"),
+    ("refused", ["fleet.replicas=2"], "fleet.router.max_lead=0"),
     ("changes", [], "scheduler.max_num_seqs=1"),
     ("changes", [], "scheduler.max_num_batched_tokens=32"),
     ("changes", [], "scheduler.prefill_chunk_size=32"),
@@ -167,7 +177,7 @@ def outcome(folder: Path, overrides: list[str], out: str) -> tuple[bytes, list[s
     config = parse_config(apply_overrides(BASE, overrides), folder, "test.yaml")
     path, summary = simulate(config, folder / out, plots=False)
     judged = json.dumps([summary.get(key) for key in ("slo", "measured", "ttft_ms", "request_throughput")])
-    logs = (path / "batches.csv").read_bytes() + (path / "requests.csv").read_bytes()
+    logs = b"".join(file.read_bytes() for file in sorted(path.rglob("*s.csv")))
     return logs + judged.encode(), summary["notes"]
 
 
@@ -196,14 +206,17 @@ def test_the_walk_leaves_no_key_out() -> None:
     sections = {
         "scheduler": SchedulerSettings, "cache": CacheSettings, "exit": ExitSettings,
         "sampling": SamplingSettings, "policy": POLICIES["wcpb"], "slo": Objectives, "measure": Window,
+        "fleet": Fleet,
     }  # fmt: skip
     keys = {f"{name}.{item.name}" for name, kind in sections.items() for item in dataclasses.fields(kind)}
     keys |= {f"policy.{item.name}" for item in dataclasses.fields(POLICIES["slo"])}  # type: ignore[arg-type]
+    keys |= {f"fleet.router.{item.name}" for item in dataclasses.fields(ROUTERS["prefix_affinity"])}  # type: ignore[arg-type]
     keys |= {
         f"workload.{name}" for spec in (TraceSpec, SyntheticSpec, PresetSpec) for name in spec.model_fields
     }
     keys |= set(SECTIONS) - set(sections) | {"policy"}
     assert keys - walked == set()
+    assert [name for name, router in ROUTERS.items() if dataclasses.fields(router)] == ["prefix_affinity"]  # type: ignore[arg-type]
     assert [name for name, policy in POLICIES.items() if dataclasses.fields(policy)] == ["wcpb", "slo"]  # type: ignore[arg-type]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from policies.config.overrides import apply_overrides, read_yaml, set_key, split_override
-from policies.config.runconfig import RunConfig, check_keys, parse_config
+from policies.config.runconfig import RunConfig, parse_config
+from policies.config.sections import check_keys
 from policies.core.errors import InputError
 from policies.process.sentences import shown
 

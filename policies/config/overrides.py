@@ -51,7 +51,7 @@ def set_key(raw: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     node = raw
     for part in path:
-        if part == "policy" and isinstance(node.get(part), str):
+        if part in ("policy", "router") and isinstance(node.get(part), str):
             node[part] = {"name": node[part]}
         elif node.get(part) is None:
             node[part] = {}

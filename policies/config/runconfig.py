@@ -9,17 +9,16 @@ was expected. What a single key may hold stands where the key is declared; which
 import copy
 import dataclasses
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from policies.config.fleet import Fleet, parse_fleet
 from policies.config.hf_config import shape_from_hf_config
 from policies.config.overrides import absolute, apply_overrides, locate, read_yaml
+from policies.config.sections import check_keys, named, parse_named, parse_section
 from policies.core.bounds import LARGEST, Within
 from policies.core.errors import InputError
 from policies.core.models.shape import HUB_MODELS, SHIPPED_MODELS, ModelShape
@@ -28,10 +27,8 @@ from policies.core.seam.objectives import EVERYTHING, LATENCIES, Objectives, Win
 from policies.core.seam.policy import Policy
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.process.documents import LARGEST_INT, open_regular
-from policies.process.sentences import first_problem, nearest, shown
+from policies.process.sentences import nearest, shown
 from policies.registry import POLICIES
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class _Plain:
 
 SECTIONS = (
     "model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed", "slo",
-    "measure", "model_shape",
+    "measure", "model_shape", "fleet",
 )  # fmt: skip
 
 
@@ -83,6 +80,18 @@ class RunConfig:
     slo: Objectives | None = None
     measure: Window = EVERYTHING
     model_shape: ModelShape | None = None
+    fleet: Fleet | None = None
+
+    def parts(self) -> list["RunConfig"]:
+        """What each engine of a fleet runs: the same without `fleet`, on its own device. Without one, the
+        only engine's is this."""
+        if self.fleet is None:
+            return [self]
+        rest = {key: value for key, value in self.resolved.items() if key != "fleet"}
+        return [
+            dataclasses.replace(self, fleet=None, device=device, resolved={**rest, "device": device})
+            for device in self.fleet.devices or [self.device] * self.fleet.replicas
+        ]
 
     def with_blocks(self, num_blocks: int) -> "RunConfig":
         """The same with the KV pool's size filled in."""
@@ -112,7 +121,8 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     model, device = plain.model, plain.device
     if device.endswith(".json"):
         device = absolute(device, base_dir)
-    policy = parse_policy(raw.get("policy", "wcpb"), where)
+    policy = parse_named(POLICIES, raw.get("policy", "wcpb"), where, "policy")
+    fleet = None if raw.get("fleet") is None else parse_fleet(raw["fleet"], base_dir, where)
     scheduler = parse_section(SchedulerSettings, raw.get("scheduler"), where, "scheduler")
     cache = parse_section(CacheSettings, _spell_off(raw.get("cache"), "preemption"), where, "cache")
     if cache.layout == "shared" and "prefill_chunk_size" not in (raw.get("scheduler") or {}):
@@ -154,7 +164,7 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
         {
             "model": model,
             "device": device,
-            "policy": {"name": policy.name, **dataclasses.asdict(policy)},  # type: ignore[call-overload]
+            "policy": named(policy),
             "scheduler": dataclasses.asdict(scheduler),
             "cache": dataclasses.asdict(cache),
             "exit": dataclasses.asdict(exit_settings),
@@ -164,9 +174,11 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
             # Only where something is said: runs that were recorded before keep their hashes.
             **({"slo": {**slo.limits_ms, "share": slo.share}} if slo else {}),
             **({"measure": dataclasses.asdict(measure)} if measure != EVERYTHING else {}),
+            **({"fleet": fleet.resolved()} if fleet else {}),
         },
         slo,
         measure,
+        fleet=fleet,
     )
     shape = shape or HUB_MODELS.get(model) or (shape_from_hf_config(Path(model)) if has_path else None)
     return config if shape is None else config.with_shape(shape)
@@ -190,51 +202,12 @@ def check_together(model: str, shape: ModelShape | None, scheduler: SchedulerSet
         )
 
 
-def parse_policy(raw: object, where: str) -> Policy:
-    """A policy from its name, or from a mapping with `name` and its options."""
-    if isinstance(raw, str):
-        raw = {"name": raw}
-    if not isinstance(raw, Mapping) or not isinstance(raw.get("name"), str):
-        raise InputError(
-            f"{where}: policy: {shown(raw)}, expected a name or a mapping with name: {', '.join(POLICIES)}"
-        )
-    name = raw["name"]
-    if name not in POLICIES:
-        raise InputError(f"{where}: policy.name: unknown policy {shown(name)}{nearest(name, POLICIES)}")
-    options = {key: value for key, value in raw.items() if key != "name"}
-    return parse_section(POLICIES[name], options, where, "policy")
-
-
 def parse_objectives(raw: object, where: str) -> Objectives:
     """The objectives of a `slo` section, at least one."""
     slo = parse_section(Objectives, raw, where, "slo")
     if not slo.limits_ms:
         raise InputError(f"{where}: slo: names no objective, expected {', '.join(LATENCIES[:-1])} or e2e_ms")
     return slo
-
-
-def parse_section(kind: type[T], raw: object, where: str, section: str) -> T:
-    """An instance of the dataclass `kind` from a mapping; unknown keys, wrong types, numbers out of range and
-    NaN are refused."""
-    if raw is None:
-        raw = {}
-    if not isinstance(raw, Mapping):
-        raise InputError(f"{where}: {section}: {shown(raw)}, expected a mapping")
-    check_keys(raw, [item.name for item in dataclasses.fields(kind)], where, section)  # type: ignore[arg-type]
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(dict(raw)), strict=True)
-    except ValidationError as error:
-        raise InputError(f"{where}: {first_problem(error, section)}") from None
-    except (TypeError, ValueError, RecursionError):
-        raise InputError(f"{where}: {section}: {shown(raw)}, expected plain values") from None
-
-
-def check_keys(raw: Mapping[str, Any], known: Sequence[str], where: str, section: str = "") -> None:
-    """Raise `InputError` for the first key that is not known, with the nearest one that is."""
-    for key in raw:
-        if key not in known:
-            name = f"{section}.{key}" if section else str(key)
-            raise InputError(f"{where}: unknown key {shown(name)}{nearest(str(key), known)}")
 
 
 def model_shape(config: RunConfig) -> ModelShape:

@@ -25,6 +25,7 @@ from results.plots.account import plot_account
 from results.plots.cdf import plot_latency_cdfs
 from results.plots.load import plot_goodput, plot_load
 from results.plots.pareto import plot_pareto
+from results.plots.replicas import plot_replicas
 from results.plots.rows import plot_rows
 from results.plots.wavefront import plot_wavefront
 from results.rundir import BATCHES, REQUESTS, SUMMARY
@@ -81,6 +82,14 @@ def pictures_of_run(run: Run) -> list[Picture]:
         Picture("rows.png", partial(plot_rows, [run])),
         Picture("wavefront.png", partial(plot_wavefront, [run])),
         Picture("time.png", partial(plot_account, [run])),
+    ]
+
+
+def pictures_of_fleet(run: Run) -> list[Picture]:
+    """Load by replica, and latencies over all requests."""
+    return [
+        Picture("replicas.png", partial(plot_replicas, run)),
+        Picture("latency.png", partial(plot_latency_cdfs, [run])),
     ]
 
 

@@ -62,7 +62,7 @@ class Engine:
             self._take_mail()
             if len(in_flight) < inflight:
                 if stretches is not None:
-                    until_ns = inbox.next_ns()
+                    until_ns = inbox.quiet_until_ns()
                     plan = stretches.plan(until_ns)
                     if plan is not None:
                         stretch = yield Repeat(plan.first_seq, plan.works, plan.most, until_ns)

@@ -23,6 +23,7 @@ class Clients:
     """
 
     is_open = False
+    is_foreseen = True
 
     def __init__(
         self,
@@ -55,6 +56,14 @@ class Clients:
         if arrival_ns is None or hang_up_ns is None:
             return hang_up_ns if arrival_ns is None else arrival_ns
         return min(arrival_ns, hang_up_ns)
+
+    def quiet_until_ns(self) -> int | None:
+        return self.next_ns()
+
+    @property
+    def waits_for_an_end(self) -> bool:
+        """Whether an end may let the next request in earlier than `next_ns` says."""
+        return self._free_since_ns is not None and self._next is not None
 
     def pop(self, now_ns: int) -> Mail | None:
         """The next that is due, arrivals before hang-ups at equal times; a request comes with the arrival

@@ -33,6 +33,15 @@ class Inbox(Protocol):
         """When the next mail that is known is due; None when none is."""
         ...
 
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether `quiet_until_ns` may be asked: whoever posts can say that they will not for a while."""
+        ...
+
+    def quiet_until_ns(self) -> int | None:
+        """No mail comes before then, whatever the engine's requests do but end; None: never."""
+        ...
+
     def ended(self, request: Request, status: Status, known_ns: int) -> None:
         """A request has come to its end, and the engine knows at `known_ns`: nothing more of it is of
         interest."""
@@ -47,13 +56,19 @@ class Mailbox:
     """An open inbox: anybody posts, while the engine runs too. `on_end` hears of ends.
 
     A world that can wait sets `on_post`, which is called after every post and when the box is closed.
+    `foresees` says until when nobody will post (None: for ever), where they know.
     """
 
     is_open = True
 
-    def __init__(self, on_end: Listener = lambda request, status, known_ns: None) -> None:
+    def __init__(
+        self,
+        on_end: Listener = lambda request, status, known_ns: None,
+        foresees: Callable[[], int | None] | None = None,
+    ) -> None:
         self.on_post: Callable[[], None] = lambda: None
         self._on_end = on_end
+        self._foresees = foresees
         self._heap: list[tuple[int, int, int, int, Mail]] = []
         self._live: set[int] = set()
         self._is_closed = False
@@ -92,6 +107,16 @@ class Mailbox:
         while heap and isinstance(mail := heap[0][-1], HangUp) and mail.request_id not in self._live:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
+
+    @property
+    def is_foreseen(self) -> bool:
+        return self._foresees is not None
+
+    def quiet_until_ns(self) -> int | None:
+        posted_ns, foreseen_ns = self.next_ns(), self._foresees() if self._foresees else 0
+        if posted_ns is None or foreseen_ns is None:
+            return foreseen_ns if posted_ns is None else posted_ns
+        return min(posted_ns, foreseen_ns)
 
     def ended(self, request: Request, status: Status, known_ns: int) -> None:
         self._live.discard(request.request_id)

@@ -1,0 +1,163 @@
+"""Several engines in one SimPy environment behind a router: a run directory for each, and one for the whole.
+
+Every engine is that of a plain run, and its directory can be replayed by itself. What goes on between them is
+the door's (`policies.routing.door`); here it gets a clock.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import simpy
+
+from policies.assembly import assemble
+from policies.config.runconfig import RunConfig
+from policies.core.engine.engine import Engine
+from policies.core.engine.runlog import Lines, RequestRecord
+from policies.core.errors import StuckError
+from policies.core.seam.objectives import EVERYTHING
+from policies.routing.door import Door
+from results.fleet import Replica, write_fleet
+from results.identity import RunIdentity
+from results.rundir import BATCHES, REPLICAS, REQUESTS, RunDirectory
+from sim.run import Logs, Simulation, inputs_sha256, run_to_end
+from workloads.workload import Workload
+
+Ended = Callable[[RequestRecord], object]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSimulation:
+    """All parts of a simulated fleet, ready to run once: those of each engine, and the door between them."""
+
+    config: RunConfig
+    parts: tuple[Simulation, ...]
+    door: Door
+    env: simpy.Environment
+
+    @classmethod
+    def prepare(cls, config: RunConfig, workload: Workload | None = None) -> "FleetSimulation":
+        """As `Simulation.prepare`, for every engine of `config.fleet`; the workload is loaded once."""
+        assert config.fleet is not None
+        parts: list[Simulation] = []
+        for part in config.parts():
+            parts.append(Simulation.prepare(part, workload))
+            workload = parts[0].workload
+        assert workload is not None
+        pools = [part.engine().scheduler.blocks for part in parts]
+        choose = config.fleet.router.chooser(len(parts), config.seed)
+        env, sizes = simpy.Environment(), [pool.num_groups * pool.block_size for pool in pools]
+        door = Door(workload.clients(), sizes, choose, lambda: int(env.now))
+        return cls(config, tuple(parts), door, env)
+
+    @property
+    def workload(self) -> Workload:
+        return self.parts[0].workload
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the engines' summaries say, each sentence once."""
+        return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
+
+    def engines(self, batches: Sequence[Lines | None], on_ended: Sequence[Ended]) -> list[Engine]:
+        """The engines at the door's mailboxes."""
+        parts = zip(self.parts, self.door.boxes, batches, on_ended, strict=True)
+        return [assemble(part.config, part.model, box, lines, ended) for part, box, lines, ended in parts]
+
+    def run(
+        self, engines: Sequence[Engine], is_stopped: Callable[[], bool] = lambda: False, skips: bool = True
+    ) -> None:
+        """Run all to the end. Raises what an engine raises."""
+        env = self.env
+        env.process(self._open_door())
+        parts = zip(self.parts, engines, strict=True)
+        processes = [
+            part.backend(engine, env, is_stopped, skips, at).start()
+            for at, (part, engine) in enumerate(parts)
+        ]
+        try:
+            env.run(env.all_of(processes))
+        except RuntimeError as error:  # SimPy's word for processes that wait for nobody
+            if any(process.is_alive for process in processes):
+                raise StuckError(f"engines wait and nothing will happen any more: {error}") from None
+            raise
+
+    def _open_door(self) -> Generator[simpy.Event, None, None]:
+        """Post what is due when it is, before any engine acts at that time."""
+        env, door, alarm = self.env, self.door, (-1, simpy.Event(self.env))
+        while door.post_due(int(env.now)):
+            changed = env.event()
+            door.on_change = lambda event=changed: event.triggered or event.succeed()  # type: ignore[misc]
+            next_ns = door.next_ns()
+            if next_ns is not None and next_ns != alarm[0]:
+                alarm = (next_ns, env.timeout(max(0, next_ns - int(env.now))))
+            yield changed if next_ns is None else changed | alarm[1]
+
+
+def simulate_fleet(
+    config: RunConfig,
+    out: Path | None,
+    *,
+    workload: Workload | None = None,
+    label: str | None = None,
+    plots: bool = True,
+    log: Logs = "batches",
+    on_ended: Callable[[int], None] | None = None,
+) -> tuple[Path, dict[str, Any]]:
+    """`sim.run.simulate` for a config with a fleet: the summary is that of the whole, each engine's is below
+    in `replicas`."""
+    inputs = {} if workload else {"input_sha256": inputs_sha256(config)}
+    fleet = FleetSimulation.prepare(config, workload)
+    num_loops, asked = fleet.parts[0].model.num_loops, fleet.workload
+    identity = RunIdentity.from_config(config.resolved, "sim", num_loops, label)
+    if config.fleet is not None and config.fleet.devices:
+        names = [RunIdentity.from_config(part.config.resolved, "sim", 0).device for part in fleet.parts]
+        identity = replace(identity, device="+".join(dict.fromkeys(names)))
+    is_needed = log == "batches" or config.measure != EVERYTHING
+    with ExitStack() as stack:
+        whole = stack.enter_context(RunDirectory.create(config.resolved, identity, out))
+        replicas: list[Replica] = []
+        listeners: list[Ended] = []
+        for at, (plain, part) in enumerate(zip(config.parts(), fleet.parts, strict=True)):
+            own = RunIdentity.from_config(plain.resolved, "sim", num_loops, workload=label)
+            directory = stack.enter_context(
+                RunDirectory.create(part.config.resolved, own, whole.path / REPLICAS / str(at))
+            )
+            replicas.append(Replica(directory, own, part.config.resolved, part.notes))
+
+            def ended(record: RequestRecord, directory: RunDirectory = directory) -> None:
+                directory.requests.write(record)
+                whole.requests.write(numbered(record))
+                if on_ended is not None:
+                    on_ended(len(asked.requests))
+
+            listeners.append(ended)
+
+        def numbered(record: RequestRecord) -> RequestRecord:
+            return replace(record, number=fleet.door.numbers[record.request.request_id])
+
+        engines = fleet.engines(
+            [item.directory.batches if is_needed else None for item in replicas], listeners
+        )
+        status, broken = run_to_end(lambda is_stopped: fleet.run(engines, is_stopped))
+        summary = write_fleet(
+            whole,
+            replicas,
+            [(engine.log, engine.scheduler) for engine in engines],
+            identity,
+            list(fleet.door.places.values()),
+            numbered,
+            config=config,
+            status=status,
+            plots=plots and log == "batches",
+            skipped_rows=asked.skipped_rows,
+            notes=fleet.notes,
+            extra=inputs,
+            broken=broken,
+        )
+    for name in {"batches": (), "requests": (BATCHES,), "none": (BATCHES, REQUESTS)}[log]:
+        for item in (whole, *[item.directory for item in replicas]):
+            (item.path / name).unlink(missing_ok=True)
+    return whole.path, summary
