@@ -47,6 +47,16 @@ else
 	$(BIN)/python -m sim sweep $(or $(CONFIG),sim/configs/sweep.yaml) $(SETS) --out $(OUT)/$(basename $(notdir $(or $(CONFIG),simulate)))$(SET_NAME)
 endif
 
+SLO ?=
+capacity: $(VENV)/.base ## the highest rate at which objectives hold (TRACE=path SLO=ttft_ms=500,itl_ms=20,share=0.99; CONFIG= another run or sweep)
+ifneq ($(TRACE),)
+	@name=$$(basename -- "$$TRACE"); $(WHOLE_TRACE); set -x; \
+	$(BIN)/python -m sim capacity $(or $(CONFIG),sim/configs/capacity.yaml) --set "workload.path=$$trace" $(SETS) $(if $(SLO),--slo '$(SLO)') --out "$(OUT)/capacity-$${name%.*}$(SET_NAME)"
+else
+	@[ -n "$(CONFIG)" ] || { echo "make capacity: expected TRACE=path or CONFIG=path" >&2; exit 2; }
+	$(BIN)/python -m sim capacity $(CONFIG) $(SETS) $(if $(SLO),--slo '$(SLO)') --out $(OUT)/capacity-$(basename $(notdir $(CONFIG)))$(SET_NAME)
+endif
+
 # A file with a `grid` is a sweep, any other a single run.
 GPU_CONFIG := $(or $(CONFIG),executor/configs/serving.yaml)
 gpu-run: $(VENV)/.gpu ## run the four policies with real kernels on a GPU (CONFIG= another run or sweep, DEVICE=cpu without one)
@@ -92,4 +102,4 @@ lint: $(VENV)/.dev ## check style and types; changes nothing
 clean: ## remove the environment and all run outputs
 	rm -rf $(VENV) results/runs *.egg-info
 
-.PHONY: help setup simulate gpu-run profile compare measure bench-gpu bench test lint clean
+.PHONY: help setup simulate capacity gpu-run profile compare measure bench-gpu bench test lint clean

@@ -27,6 +27,27 @@ def main(arguments: Sequence[str]) -> int:
     sweep.add_argument("config", type=Path, metavar="SWEEP.yaml")
     sweep.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
     sweep.set_defaults(action=_sweep)
+    capacity = commands.add_parser(
+        "capacity", help="the highest rate, or the fewest replicas, at which objectives hold"
+    )
+    capacity.add_argument("config", type=Path, metavar="CONFIG.yaml", help="a run's or a sweep's")
+    capacity.add_argument("--axis", choices=("rate", "replicas"), default="rate")
+    capacity.add_argument(
+        "--seeds",
+        type=int,
+        default=None,
+        metavar="N",
+        help="seeds, for an interval (default: 3 of a workload that is drawn, else 1)",
+    )
+    capacity.set_defaults(action=_capacity)
+    for command in (sweep, capacity):
+        command.add_argument(
+            "--cluster",
+            default=None,
+            metavar="dask://HOST:PORT",
+            help="run the cells on the workers of a Dask scheduler, which share this folder",
+        )
+    capacity.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
     replay = commands.add_parser(
         "replay", help="decide recorded runs of either world again: every batch must be equal"
     )
@@ -78,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         "--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory"
     )
     bench.set_defaults(action=_bench)
-    for command in (run, sweep):
+    for command in (run, sweep, capacity):
         command.add_argument(
             "--set",
             action="append",
@@ -88,6 +109,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         add_objectives(command)
         command.add_argument("--out", type=Path, default=None, metavar="DIR")
+    for command in (run, sweep):
         command.add_argument(
             "--log",
             choices=("none", "requests", "batches"),
@@ -128,13 +150,13 @@ def _sweep(options: argparse.Namespace) -> int:
     from results.sweep import write_sweep
     from results.table import print_table
     from sim.progress import Progress
-    from sim.sweep import load_cells, run_sweep
+    from sim.sweeping import load_cells, run_sweep
 
     _check_jobs(options.jobs)
-    out = options.out or Path("results/runs") / options.config.stem
+    out = _out(options, options.config.stem)
     cells = load_cells(options.config, options.set, out)
     progress, results = Progress("cells"), []
-    for result in run_sweep(cells, options.jobs, options.log):
+    for result in run_sweep(cells, options.jobs, options.log, options.cluster, out):
         results.append(result)
         if not sys.stderr.isatty():  # there is a bar
             progress.count(len(cells))
@@ -150,6 +172,34 @@ def _sweep(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0 if all(summary["status"] == "complete" for _, summary in results) else 1
+
+
+def _capacity(options: argparse.Namespace) -> int:
+    from sim.capacity.command import capacity
+
+    _check_jobs(options.jobs)
+    if options.seeds is not None and options.seeds < 1:
+        raise InputError(f"--seeds: {options.seeds}, expected at least 1")
+    rows = capacity(
+        options.config,
+        options.set,
+        axis=options.axis,
+        seeds=options.seeds,
+        jobs=options.jobs,
+        cluster=options.cluster,
+        out=_out(options, f"capacity-{options.config.stem}"),
+    )
+    return 0 if any(row.value is not None for row in rows) else 1
+
+
+def _out(options: argparse.Namespace, name: str) -> Path:
+    """The output folder; whole where others must find it."""
+    if options.cluster is not None:
+        from sim.cluster import check_address
+
+        check_address(options.cluster)
+    out: Path = options.out or Path("results/runs") / name
+    return out if options.cluster is None else out.resolve()
 
 
 def _replay(options: argparse.Namespace) -> int:

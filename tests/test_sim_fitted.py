@@ -25,7 +25,7 @@ from sim.cli import main
 from sim.explain import explain
 from sim.fit import fit_file
 from sim.run import inputs_sha256
-from sim.sweep import load_cells
+from sim.sweeping import load_cells
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from policies.core.errors import InputError
 from results.sweep import workload_labels
 from sim.cli import main
 from sim.run import Logs
-from sim.sweep import Cell, load_cells, run_sweep
+from sim.sweeping import Cell, load_cells, run_sweep
 
 ROOT = Path(__file__).parents[1]
 SWEEP = """\
@@ -241,7 +241,7 @@ def test_ctrl_c_in_one_cell_ends_the_sweep_and_not_only_that_cell(
         started.append(out)
         return out, {"status": "interrupted"}
 
-    monkeypatch.setattr("sim.sweep.simulate", interrupted)
+    monkeypatch.setattr("sim.sweeping.simulate", interrupted)
     assert main(["sweep", str(sweep), "--jobs", "1", "--out", str(sweep.parent / "out")]) == 130
     assert len(started) == 1
 

@@ -17,7 +17,7 @@ MAX_CELLS = 10_000
 
 def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str, Any], RunConfig]]:
     """Read a sweep file: `base` is a config, `grid` maps dotted keys to lists of values; one (axes, config)
-    per combination.
+    per combination. A list of such mappings is one grid after another.
 
     `--set` overrides apply to the base; one of an axis replaces its values, by a list or by one value. Raises
     `InputError`.
@@ -25,9 +25,15 @@ def load_grid(path: Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str,
     raw = read_yaml(path)
     check_keys(raw, ("base", "grid"), str(path))
     base, grid = raw.get("base", {}), raw.get("grid")
-    if not isinstance(base, Mapping) or not isinstance(grid, Mapping) or not grid:
+    grids: list[Any] = grid if isinstance(grid, list) and grid else [grid]
+    if not isinstance(base, Mapping) or not all(isinstance(item, Mapping) and item for item in grids):
         raise InputError(f"{path}: expected `base`, a mapping, and `grid`, a mapping of config keys to lists")
-    grid = dict(grid)
+    return [cell for item in grids for cell in _cells(path, base, dict(item), overrides)]
+
+
+def _cells(
+    path: Path, base: Mapping[str, Any], grid: dict[str, Any], overrides: Sequence[str]
+) -> list[tuple[dict[str, Any], RunConfig]]:
     for axis in grid:
         if not isinstance(axis, str):
             raise InputError(

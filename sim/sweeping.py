@@ -1,35 +1,22 @@
 """A grid of simulations: cells in parallel over processes, each in a run directory of its own, finished ones
-never run again.
-
-Parallelism is joblib's: its default backend uses the local cores, a registered one (Dask, Ray) spreads the
-cells over a cluster.
-"""
+never run again."""
 
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import joblib
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from policies.config.grid import load_grid
 from policies.config.runconfig import RunConfig
 from policies.core.errors import InputError
-from policies.process.output import plain_warnings
 from results.identity import RunIdentity
 from results.load import finished_summary
 from results.sweep import workload_labels
+from sim.parallel import in_parallel
 from sim.run import Logs, Simulation, inputs_sha256, simulate
 from workloads.workload import Workload
 
@@ -67,13 +54,17 @@ def load_cells(path: Path, overrides: Sequence[str], out: Path) -> list[Cell]:
 
 
 def run_sweep(
-    cells: Sequence[Cell], jobs: int, log: Logs = "batches"
+    cells: Sequence[Cell],
+    jobs: int,
+    log: Logs = "batches",
+    cluster: str | None = None,
+    shared: Path | None = None,
 ) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Yield (cell, summary) as cells finish, earlier finished ones first; shows a progress bar on stderr.
 
     Every cell is prepared before the first runs, so that a wrong one costs nothing. A cell that breaks an
     invariant ends the sweep with its error, and Ctrl-C in any cell ends it too; finished cells stay, and the
-    next call goes on from there.
+    next call goes on from there. On a `cluster` a worker that dies has its cells done by others.
     """
     todo = []
     for cell in cells:
@@ -85,23 +76,7 @@ def run_sweep(
     _check(todo)
     if len(todo) < len(cells):
         print(f"{len(cells) - len(todo)} of {len(cells)} cells are finished already", file=sys.stderr)
-    columns = (
-        TextColumn("simulating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, disable=not todo, console=_stderr()) as progress:
-        task = progress.add_task("cells", total=len(todo))
-        parallel = joblib.Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-        for index, summary in parallel(
-            joblib.delayed(_run_cell)(at, cell, log) for at, cell in enumerate(todo)
-        ):
-            if summary["status"] == "interrupted":
-                raise KeyboardInterrupt  # it was meant for the sweep, and has been spent on one cell
-            progress.advance(task)
-            yield todo[index], summary
+    yield from in_parallel(partial(_run_cell, log), todo, jobs, "cells", cluster, shared)
 
 
 def _check(cells: Sequence[Cell]) -> None:
@@ -115,12 +90,7 @@ def _check(cells: Sequence[Cell]) -> None:
             workloads[key] = simulation.workload
 
 
-def _run_cell(index: int, cell: Cell, log: Logs) -> tuple[int, dict[str, Any]]:
-    plain_warnings("sim")
-    return index, simulate(cell.config, cell.directory, label=cell.label, plots=False, log=log)[1]
-
-
-def _stderr() -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True)
+def _run_cell(log: Logs, cell: Cell) -> dict[str, Any] | None:
+    """The summary, None after Ctrl-C, which has been spent on this cell."""
+    summary = simulate(cell.config, cell.directory, label=cell.label, plots=False, log=log)[1]
+    return None if summary["status"] == "interrupted" else summary
