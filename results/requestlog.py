@@ -9,7 +9,7 @@ they did.
 
 import csv
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -42,17 +42,20 @@ class RequestFile:
     The line of columns is on the disk from the beginning: a file that holds no request can be read, too.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, more: Sequence[str] = ()) -> None:
+        """`more` are columns beside those of every run."""
         self._path = path
+        self._nothing = ("",) * len(more)
         self._file = GrowingFile(path)
         self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(REQUEST_COLUMNS)
+        self._writer.writerow((*REQUEST_COLUMNS, *more))
         self._file.flush()
         self._numbers = array("q")
 
-    def write(self, record: RequestRecord) -> None:
-        """Add a line. Raises `WriteError` when the disk does not take it."""
-        self._writer.writerow(request_row(record))
+    def write(self, record: RequestRecord, more: Sequence[object] = ()) -> None:
+        """Add a line, with the fields of the further columns. Raises `WriteError` when the disk does not take
+        it."""
+        self._writer.writerow((*request_row(record), *(more or self._nothing)))
         self._numbers.append(record.number)
 
     def finish(self, unfinished: Iterable[RequestRecord]) -> None:

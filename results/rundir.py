@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -43,17 +43,22 @@ class RunDirectory:
     file is left by half.
     """
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock: int, request_columns: Sequence[str]) -> None:
         self.path = path
         self._lock = lock
         self.batches = GrowingFile(path / BATCHES)
-        self.requests = RequestFile(path / REQUESTS)
+        self.requests = RequestFile(path / REQUESTS, request_columns)
 
     @classmethod
     def create(
-        cls, config: Mapping[str, Any], identity: RunIdentity, out: str | os.PathLike[str] | None = None
+        cls,
+        config: Mapping[str, Any],
+        identity: RunIdentity,
+        out: str | os.PathLike[str] | None = None,
+        request_columns: Sequence[str] = (),
     ) -> "RunDirectory":
         """Make `out` (default: `results/runs/<identity.directory_name>`) and write `config.yaml`.
+        `request_columns` are columns of `requests.csv` that this kind of run has beside those of every run.
 
         An earlier run's directory is taken over: its summary goes first, then its other files; files that no
         run writes stay. Raises `InputError` when `out` holds something else or cannot be
@@ -68,7 +73,7 @@ class RunDirectory:
             text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
             with user_file(path / CONFIG) as draft:
                 draft.write_text(MARKER + text, encoding="utf-8")
-            return cls(path, lock)
+            return cls(path, lock, request_columns)
         except OSError as error:
             raise cannot_write(path, error) from None
 

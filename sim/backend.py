@@ -23,7 +23,7 @@ from simpy.events import EventPriority
 
 from policies.core.engine.engine import Engine, advance
 from policies.core.errors import StuckError
-from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.batch import ExecutionBatch, Stage, Work
 from policies.core.seam.events import Event, Repeat, Stretch, Submit, Tick
 from policies.core.seam.inbox import Mailbox
 from policies.core.seam.oracle import Foresight
@@ -40,7 +40,8 @@ class SimBackend:
     """Runs `engine` in `env`. Of the future it knows what `foresight` says; only this class asks it.
 
     `seed` is that of the run, `replica` the number of the engine in a fleet; `is_stopped` is asked between
-    two steps; when it answers True the run ends with `KeyboardInterrupt`.
+    two steps; when it answers True the run ends with `KeyboardInterrupt`. `on_collected` hears of
+    the work of each batch that is collected one by one.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class SimBackend:
         seed: int = 0,
         skips: bool = True,
         replica: int = 0,
+        on_collected: Callable[[Work], None] = lambda work: None,
     ) -> None:
         self._env = env
         self._engine = engine
@@ -60,6 +62,7 @@ class SimBackend:
         self._latency = latency
         self._foresight = foresight
         self._is_stopped = is_stopped
+        self._on_collected = on_collected
         self._pipeline = Pipeline(latency.loop, HostSpread(seed, latency.loop.host_spread, replica))
         self._skips = skips and self._inbox.is_foreseen
         self._host_waits: simpy.Event | None = None
@@ -136,6 +139,7 @@ class SimBackend:
                 wake_ns = flights[0].finished_ns
                 if wake_ns <= now_ns:
                     work, foresight = flights[0].work, self._foresight
+                    self._on_collected(work)
                     return self._pipeline.collect(now_ns, foresight.stops(work), foresight.early_exits(work))
             elif until_ns is not None and until_ns <= now_ns:
                 return Tick(now_ns)

@@ -11,6 +11,7 @@ from policies.config.runconfig import load_config
 from policies.core.errors import InputError
 from policies.core.seam.batch import Stage
 from policies.process.command import OneLineParser, add_objectives, exit_status
+from workloads.serving.options import add_serve_options, place_of
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,6 +53,18 @@ def main(arguments: Sequence[str]) -> int:
         "replay", help="decide recorded runs of either world again: every batch must be equal"
     )
     replay.set_defaults(action=_replay)
+    serve = commands.add_parser(
+        "serve", help="the twin on the wall clock, for clients of OpenAI's API over HTTP"
+    )
+    serve.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    serve.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
+    serve.add_argument("--out", type=Path, default=None, metavar="DIR")
+    serve.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated"
+    )
+    add_objectives(serve)
+    add_serve_options(serve)
+    serve.set_defaults(action=_serve)
     fit = commands.add_parser("fit", help="a latency model from a profile of a device")
     fit.add_argument("profile", type=Path, metavar="PROFILE.csv")
     fit.add_argument("--out", type=Path, required=True, metavar="MODEL.json")
@@ -143,6 +156,22 @@ def _run(options: argparse.Namespace) -> int:
     if summary["status"] == "failed":
         refusals = [f"{count} refused: {reason}" for reason, count in summary["refusal_reasons"].items()]
         print(f"sim: the run failed: {'; '.join([*summary['notes'][-1:], *refusals[:1]])}", file=sys.stderr)
+    return 0 if summary["status"] == "complete" else 130 if summary["status"] == "interrupted" else 1
+
+
+def _serve(options: argparse.Namespace) -> int:
+    place = place_of(options)
+    config = load_config(options.config, options.set, {"kind": "live"})
+    from results.table import print_table
+    from sim.serve import serve
+
+    path, summary = serve(config, place, options.out, plots=not options.no_plots)
+    print_table([summary])
+    for note in summary["notes"]:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"run directory: {path}", file=sys.stderr)
+    if not summary["num_requests"]:
+        return 0
     return 0 if summary["status"] == "complete" else 130 if summary["status"] == "interrupted" else 1
 
 

@@ -22,7 +22,7 @@ from results.load import load_run
 from results.requestlog import read_requests
 from results.rundir import BATCHES, CONFIG, REQUESTS
 from workloads.presets import resolve_preset
-from workloads.spec import PresetSpec, TraceSpec, WorkloadSpec, parse_workload
+from workloads.spec import LiveSpec, PresetSpec, TraceSpec, WorkloadSpec, parse_workload
 
 
 class LoggedClients(Clients):
@@ -131,6 +131,8 @@ def _limits(spec: WorkloadSpec) -> tuple[int | None, int | None]:
     if isinstance(spec, TraceSpec):
         replaced = spec.arrival.concurrency if spec.arrival is not None else None
         return (replaced if spec.concurrency is None else spec.concurrency), spec.max_context
+    if isinstance(spec, LiveSpec):
+        return None, spec.max_context
     synthetic = resolve_preset(spec) if isinstance(spec, PresetSpec) else spec
     return synthetic.arrival.concurrency, synthetic.max_context
 

@@ -49,10 +49,13 @@ class Simulation:
     notes: tuple[str, ...]
 
     @classmethod
-    def prepare(cls, config: RunConfig, workload: Workload | None = None) -> "Simulation":
+    def prepare(
+        cls, config: RunConfig, workload: Workload | None = None, is_served: bool = False
+    ) -> "Simulation":
         """Load model, device and workload and size the KV pool. Raises `InputError` before anything runs.
 
-        `workload` is that of `config` where it has been loaded already.
+        `workload` is that of `config` where it has been loaded already. Where it `is_served`, requests come
+        from clients and none is known.
         """
         model = model_shape(config)
         latency = load_device(config.device, model)
@@ -62,6 +65,7 @@ class Simulation:
             workload = load_workload(
                 parse_workload(config.workload, config.where), config.seed, config.base_dir
             )
+        workload.check_live(is_served)
         if workload.max_context is not None:
             model = dataclasses.replace(
                 model, max_context_tokens=min(model.max_context_tokens, workload.max_context)
@@ -81,7 +85,8 @@ class Simulation:
             rule, budget = config.exit.rule(model.num_loops), config.scheduler.max_num_batched_tokens
             notes += tuple(out_of_reach(config.slo, latency, rule, prompts, budget))
         simulation = cls(config, model, latency, workload, exits, notes)
-        simulation.engine()  # refuses a KV pool that is too small before there is a directory
+        if not is_served:
+            simulation.engine()  # refuses a KV pool that is too small before there is a directory
         return simulation
 
     def engine(

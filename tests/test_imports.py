@@ -36,7 +36,8 @@ NEVER_IMPORTS = {
 CLOCK_CALLS = {"now", "utcnow", "today"}
 OFF_THE_SIMULATED_PATH = ("sim/bench.py", "sim/progress.py")
 """They tell a person how long it takes; nothing that a simulation does comes back from them."""
-"""The benchmark times the simulator from outside; only the command line imports it."""
+ON_THE_WALL_CLOCK = ("sim/paced.py", "workloads/serving/desk.py", "workloads/serving/server.py")
+"""Where real clients live, and the simulation that waits for them."""
 
 
 def sources(*packages: str) -> list[Path]:
@@ -125,7 +126,7 @@ def test_the_core_imports_the_standard_library_alone_and_neither_a_clock_nor_cha
 def test_nothing_on_the_simulated_path_reads_a_wall_clock() -> None:
     found = []
     for path in sources("policies", "workloads", "sim"):
-        if name_of(path) in OFF_THE_SIMULATED_PATH:
+        if name_of(path) in (*OFF_THE_SIMULATED_PATH, *ON_THE_WALL_CLOCK):
             continue
         found += [
             f"{name_of(path)}:{line} imports {module}"
@@ -150,6 +151,12 @@ def test_only_the_command_line_imports_what_is_off_the_simulated_path() -> None:
         name_of(path) for path in sources(*PACKAGES) for _, module in imported(path) if module in clocked
     }
     assert importers <= {"sim/cli.py"}
+    served = {name.removesuffix(".py").replace("/", ".") for name in ON_THE_WALL_CLOCK}
+    importers = {
+        name_of(path) for path in sources(*PACKAGES) for _, module in imported(path) if module in served
+    }
+    outside = {name for name in importers if not name.startswith("workloads/serving/")}
+    assert outside <= {"sim/serve.py", "executor/serve.py"}
 
 
 def test_policies_and_core_never_iterate_a_set() -> None:

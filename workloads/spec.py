@@ -304,22 +304,37 @@ class PresetSpec(_Checked):
     concurrency: Count | None = None
 
 
-WorkloadSpec = TraceSpec | SyntheticSpec | PresetSpec
+class LiveSpec(_Checked):
+    """`kind: live`: requests of the clients of a server.
+
+    `max_context` bounds prompt and answer together. `tokenizer` is a `tokenizer.json`, or a folder with one,
+    where the model has none of its own. `output_tokens` says how long answers get in a simulation to requests
+    that do not `ignore_eos`, at most their `max_tokens`; without it all are that long.
+    """
+
+    kind: Literal["live"] = "live"
+    max_context: Tokens = 4096
+    tokenizer: Text | None = None
+    output_tokens: Lengths | None = None
+
+
+WorkloadSpec = TraceSpec | SyntheticSpec | PresetSpec | LiveSpec
 WORKLOAD_ADAPTER: TypeAdapter[WorkloadSpec] = TypeAdapter(
     Annotated[WorkloadSpec, Field(discriminator="kind")]
 )
 SYNTHETIC_ADAPTER: TypeAdapter[SyntheticSpec] = TypeAdapter(SyntheticSpec)
 
 _BY_TAG: dict[str, type[BaseModel]] = {
-    "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "burst": Burst, "poisson": Poisson,
-    "gamma": Gamma, "constant": Constant, "closed": Closed, "lognormal": Lognormal, "uniform": Uniform,
-    "choice": Choice, "shared_prefix": SharedPrefix, "columns": TraceColumns,
+    "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "live": LiveSpec, "burst": Burst,
+    "poisson": Poisson, "gamma": Gamma, "constant": Constant, "closed": Closed, "lognormal": Lognormal,
+    "uniform": Uniform, "choice": Choice, "shared_prefix": SharedPrefix, "columns": TraceColumns,
 }  # fmt: skip
 _TAGS = {*_BY_TAG, "integer", "list"} - {"shared_prefix", "columns"}
 _EXAMPLES = {
     "trace": "{kind: trace, path: t.csv}",
     "synthetic": "{kind: synthetic, num_requests: 100, prompt_tokens: 512, output_tokens: 64}",
     "preset": "{kind: preset, name: chat}",
+    "live": "{kind: live}",
 }
 
 
@@ -352,7 +367,9 @@ def _validated(adapter: TypeAdapter[Spec], raw: object, where: str, section: str
         raise InputError(f"{where}: {key}: missing, expected a value")
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid") or not isinstance(raw, Mapping):
         found = raw.get("kind") if isinstance(raw, Mapping) else raw
-        raise InputError(f"{where}: {section}.kind: {shown(found)}, expected trace, synthetic or preset")
+        raise InputError(
+            f"{where}: {section}.kind: {shown(found)}, expected trace, synthetic, preset or live"
+        )
     if last in _TAGS or last == "":
         key = key.rpartition(".")[0]
     raise InputError(f"{where}: {key}: {shown(problem['input'])}, {expectation(problem['msg'])}")

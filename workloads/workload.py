@@ -18,7 +18,7 @@ from workloads.columns import Columns, IntLists
 from workloads.presets import generate_preset, resolve_preset
 from workloads.repeat import repeat_columns
 from workloads.rng import stream
-from workloads.spec import MAX_TOKENS, PresetSpec, SyntheticSpec, TraceSpec, WorkloadSpec
+from workloads.spec import MAX_TOKENS, LiveSpec, PresetSpec, SyntheticSpec, TraceSpec, WorkloadSpec
 from workloads.synthetic import draw_lengths, generate
 from workloads.timestamps import MAX_SPAN_NS
 from workloads.trace import read_trace
@@ -59,7 +59,8 @@ class Workload:
     `requests`. `notes` are sentences for the user. `max_context` is the longest prompt plus `max_tokens` that
     the user allows; the engine refuses requests above it. `patience_ns` says of the requests in it how long
     after their arrival the client hangs up: the engine's to know, not the policies'. `exits` says where
-    tokens leave, if the source knows it; for backends only.
+    tokens leave, if the source knows it; for backends only. Requests of one that `is_live` are not known: a
+    server's clients send them.
     """
 
     name: str
@@ -71,10 +72,24 @@ class Workload:
     max_context: int | None = None
     patience_ns: Mapping[int, int] | None = field(default=None, repr=False)
     exits: ExitOracle | None = field(default=None, repr=False)
+    is_live: bool = False
 
     def clients(self) -> Clients:
-        """Whoever sends these requests: a fresh inbox for one run."""
+        """Whoever sends these requests: a fresh inbox for one run. Raises `InputError` where nobody here
+        knows them."""
+        self.check_live(False)
         return Clients(self.requests, self.concurrency, self.patience_ns)
+
+    def check_live(self, is_served: bool) -> None:
+        """Raise `InputError` unless requests come from where the command gets them."""
+        if self.is_live and not is_served:
+            raise InputError(
+                "workload.kind: live, its requests come from clients: expected the command serve"
+            )
+        if is_served and not self.is_live:
+            raise InputError(
+                f"workload.kind: {self.name} knows its requests, expected live, or no workload, for serve"
+            )
 
     def recorded_exits(self) -> ExitOracle:
         """`exits`. Raises `InputError` when the source does not know them."""
@@ -91,6 +106,8 @@ def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> 
     The same spec, files and seed give the same workload in every process. Raises `InputError` with one
     sentence for whatever in the files or keys cannot be used.
     """
+    if isinstance(spec, LiveSpec):
+        return Workload("live", (), RecordedOutputs(array("q")), max_context=spec.max_context, is_live=True)
     if isinstance(spec, TraceSpec):
         columns = read_trace(spec, seed, base_dir)
         repeat_columns(columns, spec, seed)

@@ -50,6 +50,8 @@ class _Plain:
     seed: Annotated[int, Within(0, LARGEST_INT)] = 0
 
 
+WORKLOAD_FILES = ("path", "dataset", "tokenizer")
+"""Keys of a workload that name files."""
 SECTIONS = (
     "model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed", "slo",
     "measure", "model_shape", "fleet",
@@ -107,9 +109,15 @@ class RunConfig:
         return dataclasses.replace(self, model_shape=shape, resolved=resolved)
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read `path` and apply `a.b=c` overrides (values are YAML). Raises `InputError`."""
-    return parse_config(apply_overrides(read_yaml(path), overrides), path.parent, str(path))
+def load_config(
+    path: Path, overrides: Sequence[str] = (), workload: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Read `path` and apply `a.b=c` overrides (values are YAML). `workload` is for a file that has none.
+    Raises `InputError`."""
+    raw = apply_overrides(read_yaml(path), overrides)
+    if workload is not None:
+        raw.setdefault("workload", dict(workload))
+    return parse_config(raw, path.parent, str(path))
 
 
 def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfig:
@@ -134,13 +142,15 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     workload = raw.get("workload")
     if not isinstance(workload, Mapping):
         raise InputError(
-            f"{where}: workload: expected a mapping with kind: trace, synthetic or preset, found "
+            f"{where}: workload: expected a mapping with kind: trace, synthetic, preset or live, found "
             f"{shown(workload)}"
         )
     workload = dict(workload)
-    for key in ("path", "dataset"):
+    for key in WORKLOAD_FILES:
         if isinstance(workload.get(key), str):
             workload[key] = absolute(workload[key], base_dir)
+            if key == "tokenizer" and os.path.isdir(workload[key]):
+                workload[key] = os.path.join(workload[key], "tokenizer.json")
     shape = None
     if raw.get("model_shape") is not None:
         shape = parse_section(ModelShape, raw["model_shape"], where, "model_shape")
@@ -226,7 +236,7 @@ def model_shape(config: RunConfig) -> ModelShape:
 def input_sha256(config: RunConfig) -> str:
     """A hash of the files that the workload is read from. Raises `InputError`."""
     digest = hashlib.sha256()
-    for key in ("path", "dataset"):
+    for key in WORKLOAD_FILES:
         name = config.resolved["workload"].get(key)
         if isinstance(name, str):
             try:

@@ -1,0 +1,113 @@
+"""The twin as a server: the shared engine over a SimPy device, on the wall clock, for clients over HTTP.
+
+Clients get as many tokens as the request implies, when the simulation makes them, and a placeholder for the
+text of each.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from policies.assembly import assemble
+from policies.config.generation import read_generation
+from policies.config.runconfig import RunConfig
+from policies.core.errors import WriteError
+from policies.core.seam.batch import Stage, Work
+from policies.core.seam.oracle import Foresight
+from results.finish import write_outputs
+from results.identity import RunIdentity, short_name
+from results.metrics import RunStatus
+from results.rundir import RunDirectory
+from sim.backend import SimBackend
+from sim.paced import PacedEnvironment
+from sim.run import Simulation, inputs_sha256
+from workloads.serving.inbox import HTTP_COLUMNS, LiveInbox
+from workloads.serving.lengths import AnswerLengths
+from workloads.serving.options import Place
+from workloads.serving.server import Server, listen, settings_of
+from workloads.spec import LiveSpec, parse_workload
+
+PLACEHOLDER = " x"
+NO_TOKEN = 0
+"""Stands for every token: a simulation samples none."""
+
+
+def serve(
+    config: RunConfig, place: Place, out: Path | None, plots: bool = True
+) -> tuple[Path, dict[str, Any]]:
+    """Serve until a signal, write the run directory, and return where it is and its summary.
+
+    Raises `InputError` for a wrong config or place, `WriteError` when the disk does not take the run, and
+    what the engine raises.
+    """
+    simulation = Simulation.prepare(config, is_served=True)
+    config, model = simulation.config, simulation.model
+    spec = parse_workload(config.workload, config.where)
+    assert isinstance(spec, LiveSpec)
+    generation = read_generation(config.model, model)
+    settings = settings_of(
+        short_name(config.model), spec, model, config.model, generation, config.sampling, PLACEHOLDER
+    )
+    listening = listen(place)
+    identity = RunIdentity.from_config(config.resolved, "sim", model.num_loops)
+    inputs = {"input_sha256": inputs_sha256(config)}
+    status: RunStatus = "complete"
+    broken: WriteError | None = None
+    with (
+        RunDirectory.create(config.resolved, identity, out, HTTP_COLUMNS) as directory,
+        Server(place, listening, directory.requests.write) as server,
+    ):
+        inbox = server.inbox
+        engine = assemble(config, model, inbox, directory.batches, inbox.record_ended)
+        env = PacedEnvironment(inbox, inbox.look, server.wait, server.is_stopped)
+        rule = config.exit.rule(model.num_loops)
+        foresight = Foresight(AnswerLengths(inbox, spec.output_tokens, config.seed), simulation.exits, rule)
+        backend = SimBackend(
+            env,
+            engine,
+            simulation.latency,
+            foresight,
+            server.is_stopped,
+            config.seed,
+            on_collected=lambda work: tell(inbox, work),
+        )
+        server.open(settings, env.clock_ns())
+        try:
+            backend.run()
+        except KeyboardInterrupt:
+            print("interrupted: writing what was served until now", file=sys.stderr)
+            status = "interrupted"
+        except WriteError as error:
+            status, broken = "failed", error
+        if inbox.is_deserted and status == "complete":
+            status = "failed"
+            print("the HTTP process has ended by itself", file=sys.stderr)
+        server.close()
+        summary = write_outputs(
+            directory,
+            engine.log,
+            engine.scheduler,
+            identity,
+            config=config.resolved,
+            objectives=config.slo,
+            window=config.measure,
+            status=status,
+            plots=plots,
+            trace=plots,
+            notes=(*simulation.notes, *generation.notes),
+            extra={**inputs, "server": server_facts(server)},
+            broken=broken,
+        )
+    return directory.path, summary
+
+
+def tell(inbox: LiveInbox, work: Work) -> None:
+    """Every row of a collected CODA is a token of its client."""
+    if work.stage is Stage.CODA:
+        inbox.tell([(item.request_id, NO_TOKEN) for item in work.ranges])
+
+
+def server_facts(server: Server) -> Mapping[str, Any]:
+    """What a summary says of the server."""
+    return {"requests_asked": server.inbox.num_asked}
