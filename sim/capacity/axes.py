@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from policies.config.runconfig import RunConfig, parse_config
 from policies.core.errors import InputError
 from workloads.presets import resolve_preset
-from workloads.spec import Closed, Gamma, Poisson, PresetSpec, TraceSpec, parse_workload
+from workloads.spec import Closed, Gamma, LiveSpec, Poisson, PresetSpec, TraceSpec, parse_workload
 from workloads.workload import Workload, load_workload
 
 PRECISION = 0.02
@@ -141,6 +141,8 @@ def rate_of(config: RunConfig, workload: Workload) -> float:
 
 def _arrival(config: RunConfig) -> Any:
     spec = parse_workload(config.workload, config.where)
+    if isinstance(spec, LiveSpec):
+        raise InputError(f"{config.where}: workload.kind: live has no rate, expected requests that are known")
     return resolve_preset(spec).arrival if isinstance(spec, PresetSpec) else spec.arrival
 
 
