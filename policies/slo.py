@@ -24,7 +24,7 @@ from policies.costs.models import load_device
 
 STEP_ROWS = 16
 """Injected rows are a multiple of this, or all that there are."""
-MOST_BATCHES = 32
+MOST_BATCHES = 512
 """A prompt that no batch has touched for so many goes first, whatever was promised to others."""
 Milliseconds = Annotated[float, Within(gt=0, le=1e9)]
 

@@ -1,11 +1,13 @@
 """The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` and `predict` recorded
-runs, `fit` a latency model to a profile, `explain` a prediction, `bench` the simulator."""
+runs, `fit` a latency model to a profile, `explain` a prediction, `hindsight` a study, `bench` the
+simulator."""
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from policies.config.runconfig import load_config
 from policies.core.errors import InputError
@@ -107,6 +109,15 @@ def main(arguments: Sequence[str]) -> int:
         command.add_argument(
             "runs", nargs="+", metavar="RUN", help="run directories, packs, or folders that hold some"
         )
+    hindsight = commands.add_parser(
+        "hindsight", help="a policy that sizes its chunks beside the best fixed setting of a grid"
+    )
+    hindsight.add_argument("study", type=Path, metavar="STUDY.yaml")
+    hindsight.add_argument("--traces", type=Path, default=None, metavar="DIR", help="where its traces lie")
+    hindsight.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
+    hindsight.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a key")
+    hindsight.add_argument("--out", type=Path, default=None, metavar="DIR")
+    hindsight.set_defaults(action=_hindsight)
     bench = commands.add_parser("bench", help="iterations per second, start-up time, memory")
     bench.add_argument(
         "--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory"
@@ -229,6 +240,30 @@ def _out(options: argparse.Namespace, name: str) -> Path:
         check_address(options.cluster)
     out: Path = options.out or Path("results/runs") / name
     return out if options.cluster is None else out.resolve()
+
+
+def _hindsight(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from results.hindsight import hindsight_lines, write_hindsight
+    from sim.hindsight import load_study, run_study
+    from sim.progress import Progress
+
+    _check_jobs(options.jobs)
+    out = options.out or Path("results/runs") / options.study.stem
+    tasks = load_study(options.study, options.set, options.traces)
+    order = [(task.traffic, task.objectives["ttft_ms"], task.objectives["itl_ms"]) for task in tasks]
+    found: list[dict[str, Any]] = []
+    try:
+        for rows in run_study(tasks, options.jobs, Progress("runs").count):
+            found.extend(asdict(row) for row in rows)
+            print("\n".join(hindsight_lines([asdict(row) for row in rows])), flush=True)
+    finally:
+        found.sort(key=lambda row: order.index((row["traffic"], row["ttft_ms"], row["itl_ms"])))
+        if found:
+            files = write_hindsight(found, out)
+            print(f"{len(found)} rows; {', '.join(file.name for file in files)} in {out}", file=sys.stderr)
+    return 0
 
 
 def _replay(options: argparse.Namespace) -> int:

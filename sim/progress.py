@@ -14,11 +14,12 @@ class Progress:
         self._done = 0
         self._started = self._said = time.monotonic()
 
-    def count(self, total: int) -> None:
-        """One more of `total` has ended."""
+    def count(self, total: int | None = None) -> None:
+        """One more of `total` has ended; None where nobody knows how many there will be."""
         self._done += 1
         now = time.monotonic()
         if now - self._said >= INTERVAL_S:
             self._said = now
             elapsed_s = now - self._started
-            print(f"{self._done:,} of {total:,} {self._unit} after {elapsed_s:.0f} s", file=sys.stderr)
+            of = "" if total is None else f" of {total:,}"
+            print(f"{self._done:,}{of} {self._unit} after {elapsed_s:.0f} s", file=sys.stderr)

@@ -104,9 +104,9 @@ def test_a_recorded_run_is_decided_again_exactly(tmp_path: Path, gaps: str) -> N
 def test_nobody_starves_under_a_promise_that_cannot_be_kept(tmp_path: Path) -> None:
     raw = config_of({**SLO, "itl_ms": 1}, random.Random(1))
     raw["scheduler"] |= {"max_num_seqs": 6, "inflight": 4}
-    raw["workload"] |= {"num_requests": 12, "output_tokens": 300, "prompt_tokens": 200}
+    raw["workload"] |= {"num_requests": 10, "output_tokens": 500, "prompt_tokens": 100}
     run = Watched(raw)
-    assert len(run.records) == 12 and any(is_forced for *_, is_forced in run.choices)
+    assert len(run.records) == 10 and any(is_forced for *_, is_forced in run.choices)
     waits = 0
     for _, rows, *_ in run.choices:
         waits = 0 if rows else waits + 1
