@@ -287,8 +287,8 @@ class Hindsight:
 
     def _refusal(self, which: str, power: int) -> InputError:
         return InputError(
-            f"{self.task.where}: {self.task.traffic}: {self.task.objectives} held at {which} of the rates that "
-            f"were tried, to {self.rate(power):.3g} a second, expected some between"
+            f"{self.task.where}: {self.task.traffic}: {self.task.objectives} held at {which} of the rates "
+            f"that were tried, to {self.rate(power):.3g} a second, expected some between"
         )
 
     def rate(self, power: int) -> float:
