@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from policies.config.overrides import apply_overrides, read_yaml, set_key
-from policies.config.runconfig import RunConfig, check_keys, model_shape, parse_config, parse_objectives
+from policies.config.runconfig import RunConfig, model_shape, parse_config, parse_objectives
+from policies.config.sections import check_keys
 from policies.core.errors import InputError
 from policies.core.seam.objectives import Objectives
 from policies.core.seam.request import Request
