@@ -92,7 +92,7 @@ bench: $(VENV)/.base ## simulated iterations per second, start-up time, memory
 	$(BIN)/python -m sim bench
 
 test: $(VENV)/.dev ## run all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/.dev ## check style and types; changes nothing
 	$(BIN)/ruff check .

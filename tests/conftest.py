@@ -1,6 +1,7 @@
 """Runs Triton kernels in its interpreter on machines without an NVIDIA GPU; it must be chosen before triton
 is first imported. `SCRAMBLE_PRODUCTS=1` runs every test on torch products that no machine has."""
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,17 @@ import pytest
 
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """All tests are imported: a million objects that no collection of garbage need walk again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Triton's bindings report what is still frozen at the end of the process as leaks."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

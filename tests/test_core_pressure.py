@@ -13,7 +13,7 @@ import pytest
 from hash_seeds import outputs_under_two_hash_seeds
 from worlds import VARIANTS, draw_world
 
-SCHEDULES = int(os.environ.get("RANDOM_SCHEDULES", "6000"))
+SCHEDULES = int(os.environ.get("RANDOM_SCHEDULES", "2000"))
 PARTS = 10
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="needs torch")
 
 from executor.cuda import attention, cache, driver, products, select  # noqa: E402
 from executor.cuda.plan import MAX_ROWS, SERVED_ROWS, TILE_COLUMNS, plan_product, plan_products  # noqa: E402

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cells import cells
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
@@ -21,9 +22,14 @@ def test_exit_copies_that_are_left_out_are_noticed(tmp_path: Path, monkeypatch: 
         run_on(session_of(config_of(*EARLY)), tmp_path / "without")
 
 
-@pytest.mark.parametrize("admit", ["whole_context", "first_chunk"])
-@pytest.mark.parametrize("policy", ["{name: wcpb, fuse_prelude: false}", "split", "mixed"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize(
+    ("policy", "preemption", "admit"),
+    cells(
+        ["{name: wcpb, fuse_prelude: false}", "split", "mixed"],
+        ["recompute", "swap"],
+        ["whole_context", "first_chunk"],
+    ),
+)
 def test_a_row_that_is_staged_before_it_has_blocks_is_valid(
     tmp_path: Path, policy: str, preemption: str, admit: str
 ) -> None:

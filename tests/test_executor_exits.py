@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
+from cells import cells  # noqa: E402
 from executor_runs import Done, config_of, rules_of, run_on, session_of  # noqa: E402
 from log_checker import check_log  # noqa: E402
 from worlds import on_cpu  # noqa: E402
@@ -31,23 +32,23 @@ MODES = {
 }
 
 
-def cells() -> dict[str, tuple[str, ...]]:
-    """Overrides of every cell by name: policies x chunk sizes x batches in flight, and other company."""
+GRID = cells(list(MODES), list(POLICIES), (1, 2, 4))
+
+
+def company(mode: str) -> dict[str, tuple[str, ...]]:
+    """Overrides of every cell of `mode` by name: policies x batches in flight x chunk sizes, and other
+    company."""
     found = {}
-    for at, policy in enumerate(POLICIES):
-        for inflight in (1, 2, 4):
-            chunk, seqs = ((16, 4), (64, 3), ("null", 6))[(at + inflight) % 3]
-            found[f"{policy} {chunk} {seqs} {inflight}"] = (
-                on_cpu(policy), f"scheduler.prefill_chunk_size={chunk}", f"scheduler.max_num_seqs={seqs}",
-                f"scheduler.inflight={inflight}",
-            )  # fmt: skip
+    for at, (policy, inflight) in enumerate(cell for name, *cell in GRID if name == mode):
+        chunk, seqs = ((16, 4), (64, 3), ("null", 6))[(at + inflight) % 3]
+        found[f"{policy} {chunk} {seqs} {inflight}"] = (
+            on_cpu(policy), f"scheduler.prefill_chunk_size={chunk}", f"scheduler.max_num_seqs={seqs}",
+            f"scheduler.inflight={inflight}",
+        )  # fmt: skip
     found["no refill"] = ("policy=split", "scheduler.decode=no_refill", "scheduler.max_num_seqs=4")
     found["a tight budget"] = ("scheduler.max_num_batched_tokens=19", "scheduler.max_num_seqs=6")
     found["a tight pool"] = ("cache.num_blocks=44", "policy=mixed", "scheduler.max_num_seqs=6")
     return found
-
-
-CELLS = cells()
 
 
 def world(mode: str) -> tuple[Session, dict[str, PlannedRun]]:
@@ -58,8 +59,9 @@ def world(mode: str) -> tuple[Session, dict[str, PlannedRun]]:
         "scheduler.max_num_seqs=1",
         "scheduler.inflight=1",
     )
-    session = session_of(*(config_of(*WORLD, *MODES[mode], *cell) for cell in (alone, *CELLS.values())))
-    return session, dict(zip(("alone", *CELLS), session.runs, strict=True))
+    named = {"alone": alone} | company(mode)
+    session = session_of(*(config_of(*WORLD, *MODES[mode], *cell) for cell in named.values()))
+    return session, dict(zip(named, session.runs, strict=True))
 
 
 def check(done: Done, session: Session, run: PlannedRun) -> None:
@@ -77,16 +79,17 @@ def test_tokens_states_kv_and_depths_are_the_same_bits_under_every_schedule(
     mode: str, tmp_path: Path
 ) -> None:
     session, runs = world(mode)
-    expected = run_on(session, tmp_path / "alone", runs["alone"])
-    check(expected, session, runs["alone"])
+    alone = runs.pop("alone")
+    expected = run_on(session, tmp_path / "alone", alone)
+    check(expected, session, alone)
     assert len(expected.summary["tokens_by_loops"]) >= 2
     assert expected.summary["surplus_rows"] == 0
     surplus = 0
-    for name in CELLS:
-        done = run_on(session, tmp_path / name, runs[name])
+    for name, run in runs.items():
+        done = run_on(session, tmp_path / name, run)
         assert done.against(expected).is_identical, name
         assert done.summary["tokens_by_loops"] == expected.summary["tokens_by_loops"], name
-        check(done, session, runs[name])
+        check(done, session, run)
         surplus += done.summary["surplus_rows"]
     assert surplus > 0
 

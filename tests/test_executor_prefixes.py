@@ -3,7 +3,6 @@ other trouble."""
 
 import csv
 import io
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cells import cells
 from log_checker import check_log
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -41,8 +41,7 @@ ALIKE: dict[str, Any] = BASE | {
 }  # fmt: skip
 """Two texts of five and a half blocks; the largest request needs 12 groups, four at once up to 44."""
 ROOMY, TIGHT = 120, 15
-TROUBLE = ((1, "off"), (2, "off"), (4, "off"), (1, "recompute"), (2, "swap"), (4, "recompute"), (4, "swap"))
-CELLS = [(policy, *trouble) for policy, trouble in itertools.product(POLICIES, TROUBLE)]
+CELLS = cells(list(POLICIES), (1, 2, 4), ("off", "recompute", "swap"))
 
 
 def sharing(policy: str, inflight: int, preemption: str) -> RunConfig:

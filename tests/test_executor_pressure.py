@@ -3,12 +3,12 @@ that nothing disturbs."""
 
 import csv
 import io
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cells import cells
 from log_checker import check_log
 
 torch = pytest.importorskip("torch", reason="needs torch")
@@ -46,7 +46,7 @@ PRESSED: dict[str, Any] = BASE | {
 }  # fmt: skip
 """Four of these requests at once need 26 to 34 groups of 8 positions; the largest alone needs 13."""
 DEMAND_GROUPS, THIRD = 39, 13
-CELLS = list(itertools.product(POLICIES, (1, 2, 4), ("recompute", "swap")))
+CELLS = cells(list(POLICIES), (1, 2, 4), ("recompute", "swap"))
 
 
 def pressed(*overrides: str) -> RunConfig:
@@ -101,9 +101,9 @@ def test_a_pool_of_a_third_of_the_demand_changes_no_bit(
     check(session, run, done)
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("inflight", [1, 4])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "inflight", "preemption"), cells(list(POLICIES), (1, 4), ("recompute", "swap"))
+)
 def test_clients_that_hang_up_anywhere_change_no_bit_of_the_others(
     session: Session,
     undisturbed: Done,

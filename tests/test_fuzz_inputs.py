@@ -1,7 +1,7 @@
 """Whatever a file holds, a command ends soon, in one of its statuses, with one line where the input is wrong.
 
 Mutated configurations, sweeps, overrides, traces of every format, model files, profiles, `config.json`,
-checkpoints, run directories and packs, drawn from a seed. `FUZZ_SECONDS` is how long each kind is tried (5 by
+checkpoints, run directories and packs, drawn from a seed. `FUZZ_SECONDS` is how long each kind is tried (3 by
 default; 50 makes ten minutes), `FUZZ_SEED` another sequence. A failure names its kind and number; the same
 seed makes the same inputs.
 """
@@ -33,7 +33,7 @@ from policies.costs.models import DEVICES
 from results.cli import main as results_main
 from sim.cli import main as sim_main
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "5"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "3"))
 SEED = os.environ.get("FUZZ_SEED", "0")
 PATIENCE_S = 10
 MAX_LINE = 400

@@ -186,12 +186,12 @@ def test_no_bit_depends_on_chunks_depth_order_decode_rows_neighbours_or_padding(
     not HAS_TRITON or torch.cuda.is_available(), reason="runs the kernels in Triton's interpreter, on a CPU"
 )
 def test_a_whole_loop_of_kernels_equals_the_twins() -> None:
-    prompt = make_prompt(37, 9)
+    prompt = make_prompt(21, 9)
     kernels = triton_ops(Workspace.allocate(OURO_TINY, 1024, CPU), 2, torch.float32)
     drivers = [Driver(OURO_TINY, [prompt], ops) for ops in (kernels, torch_ops())]
     for driver in drivers:
-        driver.run([Step(0, 0, 0, 36)], loop_count=2, bucket=48)
-        driver.run([Step(0, 0, 36, 1)], loop_count=2)
+        driver.run([Step(0, 0, 0, 20)], loop_count=2, bucket=24)
+        driver.run([Step(0, 0, 20, 1)], loop_count=2)
     got, want = (driver.hidden[:2, 0] for driver in drivers)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 

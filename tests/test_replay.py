@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cells import cells
 from worlds import spelled
 
 from policies.config.runconfig import parse_config
@@ -25,6 +26,7 @@ CLOSED = {"arrival": {"process": "closed", "concurrency": 2}}
 CAPPED = {"arrival": {"process": "poisson", "rate": 300, "concurrency": 3}}
 HASTY = {**OPEN, "patience_ms": [1000, 4, 30]}
 LOOPS = {"open": OPEN, "closed": CLOSED, "capped": CAPPED, "hasty": HASTY}
+EXECUTED = cells(list(POLICIES), (1, 2, 4), list(LOOPS))
 COLUMNS = len(BATCH_COLUMNS)
 Lines = list[list[str]]
 
@@ -61,8 +63,7 @@ def assert_equal(outcome: Outcome) -> None:
 
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs of the executor on this CPU: every policy, one, two and four batches in flight, every kind of
-    loop."""
+    """Runs of the executor on this CPU, those of EXECUTED."""
     torch = pytest.importorskip("torch", reason="the executor's runs need torch")
     from executor.run import execute
     from executor.session import Session
@@ -70,12 +71,10 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("executed")
     names, configs = [], []
-    for policy in POLICIES:
-        for inflight in (1, 2, 4):
-            for loop, arrival in LOOPS.items():
-                names.append(f"{policy}-{inflight}-{loop}")
-                raw = config_of(spelled(policy, "roofline:cpu"), inflight, workload=arrival)
-                configs.append(parse_config(raw, folder, "test"))
+    for policy, inflight, loop in EXECUTED:
+        names.append(f"{policy}-{inflight}-{loop}")
+        raw = config_of(spelled(policy, "roofline:cpu"), inflight, workload=LOOPS[loop])
+        configs.append(parse_config(raw, folder, "test"))
     session = Session(configs, "cpu")
     return {
         name: execute(session, run, folder / name, plots=False)[0]
@@ -83,9 +82,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("inflight", [1, 2, 4])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "inflight", "loop"), EXECUTED)
 def test_every_batch_of_an_executor_run_is_decided_again_from_its_measured_times(
     executed: dict[str, Path], policy: str, inflight: int, loop: str
 ) -> None:
