@@ -116,7 +116,11 @@ def workload_name(workload: Mapping[str, Any]) -> str:
 
 
 def short_name(name: str) -> str:
-    """A shipped name as it is; of a path, the stem (the folder for a `config.json`)."""
+    """A shipped name as it is; of a path, the stem (the folder for a `config.json`); `transfer:DEVICE:CARD`
+    with the short name of its device."""
+    if name.startswith("transfer:"):
+        like, _, card = name.removeprefix("transfer:").rpartition(":")
+        return f"transfer:{short_name(like)}:{card}"
     path = Path(name)
     if "/" not in name and path.suffix not in (".json", ".yaml"):
         return name

@@ -1,6 +1,6 @@
 """The simulator's commands: `run` one configuration, `sweep` a grid of them, `replay` and `predict` recorded
-runs, `fit` a latency model to a profile, `explain` a prediction, `hindsight` a study, `bench` the
-simulator."""
+runs, `fit` a latency model to a profile, `explain` a prediction, `transfer` for what scaling to another card
+is worth, `hindsight` a study, `bench` the simulator."""
 
 import argparse
 import json
@@ -118,6 +118,10 @@ def main(arguments: Sequence[str]) -> int:
     hindsight.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a key")
     hindsight.add_argument("--out", type=Path, default=None, metavar="DIR")
     hindsight.set_defaults(action=_hindsight)
+    transfer = commands.add_parser(
+        "transfer", help="how far off it is to scale one device to another card, where both are known"
+    )
+    transfer.set_defaults(action=_transfer)
     bench = commands.add_parser("bench", help="iterations per second, start-up time, memory")
     bench.add_argument(
         "--trace", type=Path, default=None, help="also simulate this whole trace and report its peak memory"
@@ -304,6 +308,13 @@ def _explain(options: argparse.Namespace) -> int:
 
     explanation = explain(options.device, options.batch.strip(), options.stage, options.loops)
     print(json.dumps(explanation.as_json(), indent=1) if options.json else "\n".join(explanation.lines()))
+    return 0
+
+
+def _transfer(options: argparse.Namespace) -> int:
+    from sim.transfers import print_known_errors
+
+    print_known_errors()
     return 0
 
 

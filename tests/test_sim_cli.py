@@ -133,9 +133,9 @@ MISTAKES = [
     (
         "device=h20",
         "device: unknown device 'h20', expected one of h200, h200-2026-11-30, h200-analytic, a100-seed, "
-        "roofline:<card>, MODEL.json; did you mean 'h200'?",
+        "roofline:<card>, transfer:<device>:<card>, MODEL.json; did you mean 'h200'?",
     ),
-    ("device=roofline:h20", "device: unknown card 'h20', "),
+    ("device=roofline:h21", "device: unknown card 'h21', "),
     ("seed=-1", "seed: -1, expected at least 0"),
     ("seed=[", "--set seed=[: not valid YAML"),
     ("seed", "--set seed: expected KEY=VALUE, like scheduler.prefill_chunk_size=32"),

@@ -208,7 +208,7 @@ def test_every_card_of_the_catalogue_has_a_roofline_at_which_batches_run_at_thei
         (
             "h20",
             "device: unknown device 'h20', expected one of h200, h200-2026-11-30, h200-analytic, a100-seed, "
-            "roofline:<card>, MODEL.json; did you mean 'h200'?",
+            "roofline:<card>, transfer:<device>:<card>, MODEL.json; did you mean 'h200'?",
         ),
         (
             "tpu-v9",

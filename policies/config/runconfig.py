@@ -26,6 +26,7 @@ from policies.core.seam.exits import ExitSettings
 from policies.core.seam.objectives import EVERYTHING, LATENCIES, Objectives, Window
 from policies.core.seam.policy import Policy
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.costs.transfer import PREFIX, parts_of, transfer_name
 from policies.process.documents import LARGEST_INT, open_regular
 from policies.process.sentences import nearest, shown
 from policies.registry import POLICIES
@@ -123,12 +124,11 @@ def load_config(
 def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfig:
     """Check a whole mapping. `where` names it in errors; relative paths in it are relative to `base_dir`."""
     check_keys(raw, SECTIONS, where)
+    raw = {**raw, **({"device": _device(raw["device"], base_dir, where)} if "device" in raw else {})}
     plain = parse_section(
         _Plain, {key: raw[key] for key in ("model", "device", "seed") if key in raw}, where, ""
     )
     model, device = plain.model, plain.device
-    if device.endswith(".json"):
-        device = absolute(device, base_dir)
     policy = parse_named(POLICIES, raw.get("policy", "wcpb"), where, "policy")
     fleet = None if raw.get("fleet") is None else parse_fleet(raw["fleet"], base_dir, where)
     scheduler = parse_section(SchedulerSettings, raw.get("scheduler"), where, "scheduler")
@@ -247,6 +247,25 @@ def input_sha256(config: RunConfig) -> str:
                     f"{config.where}: workload.{key}: {name}: {error.strerror or error}"
                 ) from None
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A known device scaled to a card that nobody has profiled (`policies.costs.transfer`)."""
+
+    like: str
+    card: str
+
+
+def _device(raw: object, base_dir: Path, where: str) -> object:
+    """A device as one name: a mapping is called what it means, the path of a model file made absolute."""
+    if isinstance(raw, Mapping):
+        transfer = parse_section(_Transfer, raw, where, "device")
+        return transfer_name(str(_device(transfer.like, base_dir, where)), transfer.card)
+    if isinstance(raw, str) and raw.startswith(PREFIX):
+        like, card = parts_of(raw)
+        return transfer_name(str(_device(like, base_dir, where)), card)
+    return absolute(raw, base_dir) if isinstance(raw, str) and raw.endswith(".json") else raw
 
 
 def _spell_off(raw: object, key: str) -> object:

@@ -41,6 +41,13 @@ def device_facts(name: str) -> DeviceFacts:
     )
 
 
+def datasheet_of(name: str) -> DeviceFacts:
+    """What the datasheet says of the device called `name`: of a measured entry, the entry that it names."""
+    facts = device_facts(name)
+    sheet = _entries()[name].get("datasheet")
+    return facts if sheet is None else device_facts(sheet)
+
+
 def facts_of_card(torch_name: str) -> DeviceFacts | None:
     """The ceilings of the card that the driver calls `torch_name`, or None when the catalogue does not know
     it."""

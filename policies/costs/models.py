@@ -1,5 +1,5 @@
-"""The latency models by name: fitted ones, a measured table, the seeds' two-parameter cost, and the bare
-roofline.
+"""The latency models by name: fitted ones, a measured table, the seeds' two-parameter cost, the bare
+roofline, and what is known scaled to another card.
 
 Numbers live in `policies/costs/shipped/` beside their provenance (model files end in .json); this file knows
 only how they combine.
@@ -22,6 +22,7 @@ from policies.costs.fitted import FittedModel, shape_mismatch
 from policies.costs.latency import HostLoop, LatencyModel, Prediction
 from policies.costs.limit import DeviceFacts, Roofline
 from policies.costs.modelfile import read_model
+from policies.costs.transfer import PREFIX, TransferModel, error_sentence, parts_of
 from policies.process.sentences import nearest, shown
 
 DEVICES = Path(__file__).parent / "shipped"
@@ -177,8 +178,8 @@ class RooflineModel(LatencyModel):
 
 
 def load_device(name: str, model: ModelShape) -> LatencyModel:
-    """The latency model called `name` for `model`: a shipped name, the path of a model file, or
-    `roofline:<card>`.
+    """The latency model called `name` for `model`: a shipped name, the path of a model file,
+    `roofline:<card>`, or `transfer:<one of these>:<card>`.
 
     A shipped name means a card, with its kernels at a date where it says one (`CARD-DATE`). For a model whose
     layers were not profiled on it, it is the card's analytic model, and says so. Raises `InputError` for
@@ -186,6 +187,10 @@ def load_device(name: str, model: ModelShape) -> LatencyModel:
     """
     if name.startswith("roofline:"):
         return RooflineModel(name, model, device_facts(name.removeprefix("roofline:")))
+    if name.startswith(PREFIX):
+        like, card = parts_of(name)
+        device_facts(card)  # refuses an unknown card before a model is read
+        return TransferModel(name, load_device(like, model), card, error_sentence(load_device))
     path = model_path(name)
     if path is not None:
         file = read_model(path)
@@ -196,7 +201,7 @@ def load_device(name: str, model: ModelShape) -> LatencyModel:
         analytic.provenance = f"{name} {mismatch}, so {analytic.provenance}"
         return analytic
     if name not in MODELS:
-        known = (*shipped_fits(), *MODELS, "roofline:<card>", "MODEL.json")
+        known = (*shipped_fits(), *MODELS, "roofline:<card>", "transfer:<device>:<card>", "MODEL.json")
         roofs = [f"roofline:{card}" for card in device_names()]
         raise InputError(f"device: unknown device {shown(name)}{nearest(name, known, roofs)}")
     data: dict[str, Any] = yaml.safe_load((DEVICES / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -223,6 +228,9 @@ def device_sha256(name: str) -> str:
     Raises `InputError` for a model file that cannot be read; of a name that is no device it is the hash of
     nothing.
     """
+    if name.startswith(PREFIX):
+        parts = (device_sha256(parts_of(name)[0]), device_sha256("roofline:"))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()
     path = CATALOGUE if name.startswith("roofline:") else model_path(name) or DEVICES / f"{name}.yaml"
     try:
         data = path.read_bytes() if path.suffix == ".json" or path.exists() else b""
