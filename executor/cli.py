@@ -11,7 +11,7 @@ from executor.errors import RunError
 from policies.config.grid import load_grid
 from policies.config.runconfig import load_config
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
-from policies.process.command import OneLineParser, add_objectives, exit_status
+from policies.process.command import OneLineParser, add_objectives, add_overrides, exit_status
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -71,15 +71,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     trace.add_argument("config", type=Path, metavar="CONFIG.yaml")
     trace.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated"
-    )
-    trace.add_argument(
         "--skip", type=int, default=300, metavar="N", help="batches before the window (default: 300)"
     )
     trace.add_argument(
         "--batches", type=int, default=100, metavar="N", help="batches in the window (default: 100)"
     )
-    trace.add_argument("--out", type=Path, default=Path("results/runs/trace"), metavar="DIR")
+    add_overrides(trace, Path("results/runs/trace"))
     trace.set_defaults(action=_trace)
     peer = commands.add_parser(
         "peer-bench", help="beside the eager loop a user would write, same weights and prompts (CUDA)"
@@ -91,14 +88,7 @@ def main(arguments: Sequence[str]) -> int:
         add_objectives(command)
     for command in (run, sweep, diagnose, preserve, bench):
         command.add_argument("--device", default="cuda", metavar="cuda|cpu")
-        command.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="a.b=c",
-            help="override a config key; may be repeated",
-        )
-        command.add_argument("--out", type=Path, default=None, metavar="DIR")
+        add_overrides(command)
         command.add_argument(
             "--audit", action="store_true", help="recompute every address from first principles (slow)"
         )

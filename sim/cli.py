@@ -12,7 +12,7 @@ from typing import Any
 from policies.config.runconfig import load_config
 from policies.core.errors import InputError
 from policies.core.seam.batch import Stage
-from policies.process.command import OneLineParser, add_objectives, exit_status
+from policies.process.command import OneLineParser, add_objectives, add_overrides, exit_status
 from workloads.serving.options import add_serve_options, place_of
 
 
@@ -60,10 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     serve.add_argument("config", type=Path, metavar="CONFIG.yaml")
     serve.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
-    serve.add_argument("--out", type=Path, default=None, metavar="DIR")
-    serve.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated"
-    )
+    add_overrides(serve)
     add_objectives(serve)
     add_serve_options(serve)
     serve.set_defaults(action=_serve)
@@ -115,8 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     hindsight.add_argument("study", type=Path, metavar="STUDY.yaml")
     hindsight.add_argument("--traces", type=Path, default=None, metavar="DIR", help="where its traces lie")
     hindsight.add_argument("--jobs", type=int, default=-1, help="processes; -1 for all cores")
-    hindsight.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a key")
-    hindsight.add_argument("--out", type=Path, default=None, metavar="DIR")
+    add_overrides(hindsight)
     hindsight.set_defaults(action=_hindsight)
     transfer = commands.add_parser(
         "transfer", help="how far off it is to scale one device to another card, where both are known"
@@ -128,15 +124,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     bench.set_defaults(action=_bench)
     for command in (run, sweep, capacity):
-        command.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="a.b=c",
-            help="override a config key; may be repeated",
-        )
+        add_overrides(command)
         add_objectives(command)
-        command.add_argument("--out", type=Path, default=None, metavar="DIR")
     for command in (run, sweep):
         command.add_argument(
             "--log",

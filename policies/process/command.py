@@ -4,6 +4,7 @@ never a traceback."""
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
@@ -25,6 +26,14 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, one_line(f"{self.prog}: {message}; see {self.prog} --help") + "\n")
+
+
+def add_overrides(command: argparse.ArgumentParser, out: Path | None = None) -> None:
+    """`--set a.b=c`, as often as one likes, and `--out DIR`, by default `out`."""
+    command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", help="override a config key; may be repeated"
+    )
+    command.add_argument("--out", type=Path, default=out, metavar="DIR")
 
 
 def add_objectives(command: argparse.ArgumentParser) -> None:
