@@ -16,6 +16,7 @@ def assemble(
     inbox: Inbox,
     batches: Lines | None = None,
     on_ended: Callable[[RequestRecord], object] = lambda record: None,
+    handovers: Lines | None = None,
 ) -> Engine:
     """An engine for `config`, whose `cache.num_blocks` must be set, and `model`, its context cut to what the
     workload allows.
@@ -23,5 +24,5 @@ def assemble(
     Its batches become lines of `batches` (None: only totals are kept), its requests' records go to `on_ended`
     as they end. Raises `InputError` when policy, model and cache do not go together.
     """
-    scheduler = Scheduler(config.policy, model, config.scheduler, config.cache, config.exit)
-    return Engine(scheduler, inbox, RunLog(batches, on_ended))
+    scheduler = Scheduler(config.policy, model, config.scheduler, config.cache, config.exit, config.role)
+    return Engine(scheduler, inbox, RunLog(batches, on_ended, handovers))

@@ -16,13 +16,14 @@ from policies.core.engine.runlog import BatchTotals, RequestRecord, RunLog, Stag
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import WriteError
 from policies.core.seam.objectives import Objectives, Window
+from policies.core.seam.request import Role
 from results.batchlog import read_batches
 from results.finish import changed_options, finish_failed, write_outputs
 from results.identity import RunIdentity
 from results.limits import Offered, limits_of
 from results.metrics import LATENCIES, Peaks, RunStatus, ratio, summarize
 from results.rundir import BATCHES, PLOTS, RunDirectory
-from results.window import Span, totals_within
+from results.window import Span, run_s, totals_within
 
 OWN_FIGURES = (
     "device", "num_requests", "num_finished", "num_cancelled", "num_refused", "prompt_tokens",
@@ -58,8 +59,9 @@ def write_fleet(
     replicas: Sequence[Replica],
     engines: Sequence[tuple[RunLog, Scheduler]],
     identity: RunIdentity,
-    places: Sequence[int],
-    numbered: Callable[[RequestRecord], RequestRecord],
+    places: Sequence[tuple[int, ...]],
+    of_whole: Callable[[Role, RequestRecord], RequestRecord | None],
+    transfers: Callable[[float], dict[str, Any]] | None,
     *,
     config: FleetConfig,
     status: RunStatus,
@@ -71,8 +73,10 @@ def write_fleet(
 ) -> dict[str, Any]:
     """Finish every replica's directory and then `whole`; return the summary of the whole.
 
-    `places` says where each request went, in order of arrival; `numbered` gives a replica's record its number
-    among all. What `results.finish.write_outputs` says of Ctrl-C and full disks is true here too.
+    `places` says which engines each request went to, in order of arrival; `of_whole` makes the record of the
+    whole of that of an engine with a role, None of one that does not end it; `transfers` has the figures of a
+    run of so many nanoseconds, where engines send each other something. What `results.finish.write_outputs`
+    says of Ctrl-C and full disks is true here too.
     """
     faults = [] if broken is None else [broken]
 
@@ -84,8 +88,12 @@ def write_fleet(
 
     attempt(whole.batches.close)
     (whole.path / BATCHES).unlink(missing_ok=True)
-    left = [numbered(record) for log, _ in engines for record in log.records.values()]
-    attempt(lambda: whole.requests.finish(left))
+    left = [
+        of_whole(scheduler.handover.role, record)
+        for log, scheduler in engines
+        for record in log.records.values()
+    ]
+    attempt(lambda: whole.requests.finish([record for record in left if record is not None]))
     span, own = Span.of(whole.requests.records(), config.measure), list[dict[str, Any]]()
     for at, (replica, (log, scheduler)) in enumerate(zip(replicas, engines, strict=True)):
         finish = partial(
@@ -96,7 +104,7 @@ def write_fleet(
             replica.identity,
             config=replica.config,
             objectives=config.slo,
-            span=replace(span, skip_requests=places[: span.skip_requests].count(at)),
+            span=replace(span, skip_requests=_count(places[: span.skip_requests], at)),
             status=status,
             plots=False,
             trace=False,
@@ -122,7 +130,11 @@ def write_fleet(
         skipped_rows=skipped_rows,
         notes=notes,
     )
-    extra = {**(extra or {}), "fleet": _account(config.resolved["fleet"], own, logs, places)}
+    roles = [scheduler.handover.role for scheduler in schedulers]
+    account = _account(config.resolved["fleet"], roles, own, logs, places)
+    if transfers is not None:
+        account |= transfers(1e9 * run_s(summary))
+    extra = {**(extra or {}), "fleet": account}
     if faults:
         finish_failed(whole, {**summary, **extra}, faults[0])
     summary |= {**limits_of(summary, offered, totals, len(replicas)), **extra}
@@ -136,30 +148,42 @@ def write_fleet(
 
 def _account(
     fleet: Mapping[str, Any],
+    roles: Sequence[Role],
     own: Sequence[Mapping[str, Any]],
     logs: Sequence[BatchTotals],
-    places: Sequence[int],
+    places: Sequence[tuple[int, ...]],
 ) -> dict[str, Any]:
     """The summary's `fleet`: who routed, how even it was, and the figures of each replica."""
-    sent = [places.count(at) for at in range(len(logs))]
+    sent = [_count(places, at) for at in range(len(logs))]
     figures = [
         {
+            "role": role,
+            "num_sent": item.get("num_sent", 0),
             **{key: item[key] for key in OWN_FIGURES},
             **{name: {key: item[name][key] for key in ("p50", "p99")} for name in LATENCIES},
         }
-        for item in own
+        for role, item in zip(roles, own, strict=False)  # a full disk may have kept some from being written
     ]
+    uneven = {}
+    for role in dict.fromkeys(roles):
+        members = [at for at, other in enumerate(roles) if other == role]
+        uneven[role] = {
+            "requests": imbalance([sent[at] for at in members]),
+            "output_tokens": imbalance([own[at]["output_tokens"] for at in members if at < len(own)]),
+            "device_s": imbalance([logs[at].device_ns for at in members]),
+        }
     return {
         "replicas": len(logs),
         "router": fleet["router"]["name"],
         "router_options": {key: value for key, value in fleet["router"].items() if key != "name"},
-        "imbalance": {
-            "requests": imbalance(sent),
-            "output_tokens": imbalance([item["output_tokens"] for item in own]),
-            "device_s": imbalance([item.device_ns for item in logs]),
-        },
+        "imbalance": uneven.get("whole", uneven),
         "by_replica": figures,
     }
+
+
+def _count(places: Sequence[tuple[int, ...]], at: int) -> int:
+    """How many requests went to engine `at`."""
+    return sum([at in place for place in places])
 
 
 def imbalance(amounts: Sequence[int]) -> float | None:

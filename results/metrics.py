@@ -201,7 +201,8 @@ def summarize(
         requests.by_status[Status.FINISHED],
     )
     notes = list(notes)
-    if status == "complete" and not num_finished:
+    num_sent = by_status[Status.SENT]
+    if status == "complete" and not num_finished and not num_sent:
         status = "failed"
         notes.append(f"no request finished, of {num_requests}")
 
@@ -219,6 +220,7 @@ def summarize(
         "num_finished": num_finished,
         "num_cancelled": by_status[Status.CANCELLED],
         "num_refused": by_status[Status.REFUSED],
+        **({"num_sent": num_sent} if num_sent else {}),
         "num_unfinished": by_status[Status.WAITING] + by_status[Status.RUNNING],
         "refusal_reasons": dict(sorted(requests.refusals.items(), key=lambda item: (-item[1], item[0]))),
         "skipped_rows": skipped_rows,

@@ -28,6 +28,8 @@ RUNS_ROOT = Path("results/runs")
 REPLICAS = "replicas"
 """Of a fleet's directory, the folder that holds its engines' run directories, called by their numbers."""
 MARKER = "# The resolved configuration of one run; `results` wrote it and knows its directory by this line.\n"
+HANDOVERS = "handovers.csv"
+"""Of an engine that does one part of its requests: what it heard of transfers."""
 CONFIG, BATCHES, REQUESTS, SUMMARY, TRACE, PLOTS, REPLAY, PREDICTED = (
     "config.yaml", "batches.csv", "requests.csv", "summary.json", "trace.json.gz", "plots", "replay.json",
     "predicted.csv",
@@ -130,7 +132,7 @@ def _locked(path: Path) -> int:
 
 def _clear(path: Path) -> None:
     """Remove what an earlier run wrote into `path`, its summary first."""
-    for name in (SUMMARY, BATCHES, REQUESTS, TRACE, REPLAY, PREDICTED):
+    for name in (SUMMARY, HANDOVERS, BATCHES, REQUESTS, TRACE, REPLAY, PREDICTED):
         for file in (path / name, *path.glob(f"{name}.*tmp")):
             file.unlink(missing_ok=True)
     for folder in (PLOTS, REPLICAS):

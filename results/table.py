@@ -247,5 +247,8 @@ def _format(value: float | None, form: str) -> str:
 
 def _requests(summary: Summary) -> str:
     finished, refused, total = summary["num_finished"], summary["num_refused"], summary["num_requests"]
-    rest = total - finished - refused
+    sent = summary.get("num_sent", 0)
+    rest = total - finished - refused - sent
+    if sent and not finished:
+        return f"{sent} sent" + (f" of {total}" if rest or refused else "")
     return str(finished) + (f" + {refused} refused" if refused else "") + (f" of {total}" if rest else "")

@@ -24,7 +24,7 @@ from simpy.events import EventPriority
 from policies.core.engine.engine import Engine, advance
 from policies.core.errors import StuckError
 from policies.core.seam.batch import ExecutionBatch, Stage, Work
-from policies.core.seam.events import Event, Repeat, Stretch, Submit, Tick
+from policies.core.seam.events import Event, Handed, Repeat, Stretch, Submit, Tick, Wait
 from policies.core.seam.inbox import Mailbox
 from policies.core.seam.oracle import Foresight
 from policies.costs.latency import LatencyModel
@@ -41,7 +41,8 @@ class SimBackend:
 
     `seed` is that of the run, `replica` the number of the engine in a fleet; `is_stopped` is asked between
     two steps; when it answers True the run ends with `KeyboardInterrupt`. `on_collected` hears of
-    the work of each batch that is collected one by one.
+    the work of each batch that is collected one by one. `on_handed` hears what the engine
+    says to others.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SimBackend:
         seed: int = 0,
         skips: bool = True,
         replica: int = 0,
+        on_handed: Callable[[Handed], object] = lambda command: None,
         on_collected: Callable[[Work], None] = lambda work: None,
     ) -> None:
         self._env = env
@@ -62,6 +64,7 @@ class SimBackend:
         self._latency = latency
         self._foresight = foresight
         self._is_stopped = is_stopped
+        self._on_handed = on_handed
         self._on_collected = on_collected
         self._pipeline = Pipeline(latency.loop, HostSpread(seed, latency.loop.host_spread, replica))
         self._skips = skips and self._inbox.is_foreseen
@@ -103,8 +106,12 @@ class SimBackend:
                 ended_ns = times.finished_ns[-1:] or [item.finished_ns for item in earlier[-1:]]
                 if ended_ns and ended_ns[0] > self._env.now:
                     yield self._env.timeout(ended_ns[0] - self._env.now)
-            else:
+            elif isinstance(command, Wait):
                 event = yield from self._wait(command.until_ns)
+            else:
+                self._on_handed(command)
+                command = advance(loop, Tick(int(self._env.now)))
+                continue
             if is_open and not isinstance(event, Stretch):
                 yield self._everything_until(event.now_ns)
             command = advance(loop, event)

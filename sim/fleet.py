@@ -5,7 +5,7 @@ the door's (`policies.routing.door`); here it gets a clock.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,14 @@ from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import Lines, RequestRecord
 from policies.core.errors import StuckError
 from policies.core.seam.objectives import EVERYTHING
+from policies.core.seam.request import Role
+from policies.routing.apart import DoorApart
 from policies.routing.door import Door
+from results.files import GrowingFile
 from results.fleet import Replica, write_fleet
 from results.identity import RunIdentity
-from results.rundir import BATCHES, REPLICAS, REQUESTS, RunDirectory
+from results.rundir import BATCHES, HANDOVERS, REPLICAS, REQUESTS, RunDirectory
+from sim.link import Transfers
 from sim.run import Logs, Simulation, inputs_sha256, run_to_end
 from workloads.workload import Workload
 
@@ -34,8 +38,9 @@ class FleetSimulation:
 
     config: RunConfig
     parts: tuple[Simulation, ...]
-    door: Door
+    door: Door | DoorApart
     env: simpy.Environment
+    transfers: Transfers | None = None
 
     @classmethod
     def prepare(cls, config: RunConfig, workload: Workload | None = None) -> "FleetSimulation":
@@ -46,11 +51,21 @@ class FleetSimulation:
             parts.append(Simulation.prepare(part, workload))
             workload = parts[0].workload
         assert workload is not None
+        env, fleet, clients = simpy.Environment(), config.fleet, workload.clients()
         pools = [part.engine().scheduler.blocks for part in parts]
-        choose = config.fleet.router.chooser(len(parts), config.seed)
-        env, sizes = simpy.Environment(), [pool.num_groups * pool.block_size for pool in pools]
-        door = Door(workload.clients(), sizes, choose, lambda: int(env.now))
-        return cls(config, tuple(parts), door, env)
+        sizes = [pool.num_groups * pool.block_size for pool in pools]
+        if fleet.link is None:
+            choose = fleet.router.chooser(len(parts), config.seed)
+            return cls(config, tuple(parts), Door(clients, sizes, choose, lambda: int(env.now)), env)
+        both = (
+            fleet.router.chooser(fleet.prefill, config.seed),
+            fleet.router.chooser(fleet.decode, config.seed),
+        )
+        door = DoorApart(clients, sizes, fleet.prefill, both, lambda: int(env.now))
+        planes = config.cache.planes(parts[0].model.num_loops)
+        return cls(
+            config, tuple(parts), door, env, Transfers(env, fleet, fleet.link, door, parts[0].model, planes)
+        )
 
     @property
     def workload(self) -> Workload:
@@ -61,10 +76,19 @@ class FleetSimulation:
         """What the engines' summaries say, each sentence once."""
         return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
 
-    def engines(self, batches: Sequence[Lines | None], on_ended: Sequence[Ended]) -> list[Engine]:
+    def engines(
+        self,
+        batches: Sequence[Lines | None],
+        on_ended: Sequence[Ended],
+        handovers: Sequence[Lines | None] | None = None,
+    ) -> list[Engine]:
         """The engines at the door's mailboxes."""
-        parts = zip(self.parts, self.door.boxes, batches, on_ended, strict=True)
-        return [assemble(part.config, part.model, box, lines, ended) for part, box, lines, ended in parts]
+        handovers = handovers or [None] * len(self.parts)
+        parts = zip(self.parts, self.door.boxes, batches, on_ended, handovers, strict=True)
+        return [
+            assemble(part.config, part.model, box, lines, ended, news)
+            for part, box, lines, ended, news in parts
+        ]
 
     def run(
         self, engines: Sequence[Engine], is_stopped: Callable[[], bool] = lambda: False, skips: bool = True
@@ -72,11 +96,12 @@ class FleetSimulation:
         """Run all to the end. Raises what an engine raises."""
         env = self.env
         env.process(self._open_door())
-        parts = zip(self.parts, engines, strict=True)
-        processes = [
-            part.backend(engine, env, is_stopped, skips, at).start()
-            for at, (part, engine) in enumerate(parts)
+        handed = self.transfers.heard if self.transfers is not None else lambda command: None
+        backends = [
+            part.backend(engine, env, is_stopped, skips, at, handed)
+            for at, (part, engine) in enumerate(zip(self.parts, engines, strict=True))
         ]
+        processes = [backend.start() for backend in backends]
         try:
             env.run(env.all_of(processes))
         except RuntimeError as error:  # SimPy's word for processes that wait for nobody
@@ -120,6 +145,7 @@ def simulate_fleet(
         whole = stack.enter_context(RunDirectory.create(config.resolved, identity, out))
         replicas: list[Replica] = []
         listeners: list[Ended] = []
+        news: list[GrowingFile | None] = []
         for at, (plain, part) in enumerate(zip(config.parts(), fleet.parts, strict=True)):
             own = RunIdentity.from_config(plain.resolved, "sim", num_loops, workload=label)
             directory = stack.enter_context(
@@ -127,20 +153,38 @@ def simulate_fleet(
             )
             replicas.append(Replica(directory, own, part.config.resolved, part.notes))
 
-            def ended(record: RequestRecord, directory: RunDirectory = directory) -> None:
+            news.append(None)
+            if part.config.role != "whole":
+                news[-1] = stack.enter_context(closing(GrowingFile(directory.path / HANDOVERS)))
+
+            def ended(
+                record: RequestRecord, role: Role = part.config.role, directory: RunDirectory = directory
+            ) -> None:
                 directory.requests.write(record)
-                whole.requests.write(numbered(record))
-                if on_ended is not None:
-                    on_ended(len(asked.requests))
+                whole_record = of_whole(role, record)
+                if whole_record is not None:
+                    whole.requests.write(whole_record)
+                    if on_ended is not None:
+                        on_ended(len(asked.requests))
 
             listeners.append(ended)
 
-        def numbered(record: RequestRecord) -> RequestRecord:
-            return replace(record, number=fleet.door.numbers[record.request.request_id])
+        began_ns: dict[int, int] = {}
 
-        engines = fleet.engines(
-            [item.directory.batches if is_needed else None for item in replicas], listeners
-        )
+        def of_whole(role: Role, record: RequestRecord) -> RequestRecord | None:
+            """The record of a request as its client sees it; None of the part before: when that began is
+            kept."""
+            request_id, first_ns = record.request.request_id, record.first_scheduled_ns
+            if role == "prefill":
+                if first_ns is not None:
+                    began_ns[request_id] = first_ns
+                return None
+            if role == "decode" and request_id in began_ns:
+                first_ns = began_ns[request_id]
+            return replace(record, number=fleet.door.numbers[request_id], first_scheduled_ns=first_ns)
+
+        lines = [item.directory.batches if is_needed else None for item in replicas]
+        engines = fleet.engines(lines, listeners, news)
         status, broken = run_to_end(lambda is_stopped: fleet.run(engines, is_stopped))
         summary = write_fleet(
             whole,
@@ -148,7 +192,8 @@ def simulate_fleet(
             [(engine.log, engine.scheduler) for engine in engines],
             identity,
             list(fleet.door.places.values()),
-            numbered,
+            of_whole,
+            fleet.transfers.account if fleet.transfers is not None else None,
             config=config,
             status=status,
             plots=plots and log == "batches",

@@ -6,21 +6,23 @@ times in order. Whether the decisions in them are right is `sim.replay`'s questi
 """
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from policies.config.runconfig import RunConfig, load_config, model_shape
+from policies.core.engine.runlog import HANDOVER_COLUMNS
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
 from policies.core.seam.clients import Clients
-from policies.core.seam.events import Arrival
+from policies.core.seam.events import Arrival, Lost, Mail, Received, Sent
 from policies.core.seam.request import Request, Status
 from results.batchlog import LoggedBatch, read_batches
-from results.csvlog import Fields
+from results.csvlog import Columns, Fields, read_rows
 from results.load import load_run
 from results.requestlog import read_requests
-from results.rundir import BATCHES, CONFIG, REQUESTS
+from results.rundir import BATCHES, CONFIG, HANDOVERS, REQUESTS
 from workloads.presets import resolve_preset
 from workloads.spec import LiveSpec, PresetSpec, TraceSpec, WorkloadSpec, parse_workload
 
@@ -56,6 +58,38 @@ class LoggedClients(Clients):
             self._places += 1
 
 
+class LoggedMail(LoggedClients):
+    """The same, and the news of transfers that an engine with a role heard, each after all other mail of its
+    time."""
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        concurrency: int | None,
+        patience_ns: Mapping[int, int],
+        handovers: Iterable[Sent | Received | Lost],
+    ) -> None:
+        super().__init__(requests, concurrency, patience_ns)
+        self._handovers = deque(handovers)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return super().is_exhausted and not self._handovers
+
+    def next_ns(self) -> int | None:
+        next_ns = super().next_ns()
+        if self._handovers and (next_ns is None or self._handovers[0].at_ns < next_ns):
+            return self._handovers[0].at_ns
+        return next_ns
+
+    def pop(self, now_ns: int) -> Mail | None:
+        next_ns = super().next_ns()
+        news = self._handovers
+        if news and news[0].at_ns <= now_ns and (next_ns is None or news[0].at_ns < next_ns):
+            return news.popleft()
+        return super().pop(now_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
     """What a replay needs of a run. `outputs` is its oracle: the tokens that every request was given, once it
@@ -73,6 +107,7 @@ class RecordedRun:
     outputs: Mapping[int, int]
     patience_ns: Mapping[int, int]
     concurrency: int | None
+    handovers: tuple[Sent | Received | Lost, ...]
     is_cut: bool
 
     @classmethod
@@ -91,7 +126,16 @@ class RecordedRun:
             model = dataclasses.replace(model, max_context_tokens=min(model.max_context_tokens, max_context))
         requests, fields, outputs, patience_ns = _requests(path / REQUESTS)
         is_cut = summary["status"] == "interrupted" or "error" in summary
-        return cls(path, config, model, requests, fields, outputs, patience_ns, concurrency, is_cut)
+        handovers = () if config.role == "whole" else tuple(_handovers(path / HANDOVERS))
+        return cls(
+            path, config, model, requests, fields, outputs, patience_ns, concurrency, handovers, is_cut
+        )
+
+    def clients(self) -> LoggedClients:
+        """Whoever sent these requests, as the log knows them."""
+        if self.config.role == "whole":
+            return LoggedClients(self.requests, self.concurrency, self.patience_ns)
+        return LoggedMail(self.requests, None, self.patience_ns, self.handovers)
 
     def output_tokens(self, request_id: int) -> int:
         return self.outputs[request_id]
@@ -124,6 +168,22 @@ class RecordedRun:
                     )
             yield batch
             seq, after_seq, finished_ns, collected_ns = batch.seq, batch.after_seq, times[2], times[3]
+
+
+def _handovers(path: Path) -> Iterator[Sent | Received | Lost]:
+    """What an engine heard of transfers, in order. Raises `InputError` for a line that none has heard."""
+    latest_ns = 0
+    for row in read_rows(path, Columns(HANDOVER_COLUMNS, ())):
+        at_ns, request_id, what = row.whole("at_ns"), row.whole("request_id"), row.fields["what"]
+        if at_ns < latest_ns:
+            raise row.wrong("at_ns", f"at least {latest_ns}, the time before")
+        latest_ns = at_ns
+        if what == "received":
+            yield Received(at_ns, request_id, row.whole("end"))
+        elif what in ("sent", "lost"):
+            yield Sent(at_ns, request_id) if what == "sent" else Lost(at_ns, request_id)
+        else:
+            raise row.wrong("what", "sent, received or lost")
 
 
 def _limits(spec: WorkloadSpec) -> tuple[int | None, int | None]:

@@ -29,14 +29,14 @@ from policies.core.engine.engine import Engine, advance
 from policies.core.engine.runlog import REQUEST_COLUMNS, RequestRecord
 from policies.core.errors import InputError, InvariantError, SelectionError
 from policies.core.seam.batch import ExecutionBatch
-from policies.core.seam.events import Command, Completion, Event, Submit, Tick, Wait
+from policies.core.seam.events import Command, Completion, Handed, Submit, Tick, Wait
 from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import Status
 from results.batchlog import LoggedBatch
 from results.csvlog import Fields
 from results.requestlog import request_row
 from results.rundir import BATCHES
-from sim.recorded import LoggedClients, RecordedRun
+from sim.recorded import RecordedRun
 
 DECISIONS = (
     "seq",
@@ -102,8 +102,7 @@ def replay(path: Path, observe: Observer | None = None) -> Outcome:
     """
     run = RecordedRun.read(path)
     ended: list[RequestRecord] = []
-    clients = LoggedClients(run.requests, run.concurrency, run.patience_ns)
-    engine = assemble(run.config, run.model, clients, on_ended=ended.append)
+    engine = assemble(run.config, run.model, run.clients(), on_ended=ended.append)
     backend = ReplayBackend(engine, run, observe)
     difference = backend.run() or (None if run.is_cut else _request_difference(run, ended))
     return Outcome(run, backend.num_equal, difference)
@@ -144,6 +143,8 @@ class ReplayBackend:
 
     def _host(self) -> SimProcess:
         self._command = next(self._loop, None)
+        while isinstance(self._command, Handed):
+            self._command = advance(self._loop, Tick(0))
         for row in self._run.batches():
             while self._in_flight and self._in_flight[0][0].seq <= row.after_seq:
                 yield from self._collect(row)
@@ -217,8 +218,10 @@ class ReplayBackend:
         (oldest, _), (last, _) = self._in_flight[0], self._in_flight[-1]
         return min(last.submitted_ns + last.busy_ns, oldest.collected_ns)
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: Tick | Completion) -> None:
         self._command = advance(self._loop, event)
+        while isinstance(self._command, Handed):
+            self._command = advance(self._loop, Tick(event.now_ns))
 
     def _until(self, at_ns: int, what: str) -> SimProcess:
         now_ns = int(self._env.now)

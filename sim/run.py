@@ -18,6 +18,7 @@ from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import Lines, RequestRecord
 from policies.core.errors import InputError, WriteError
 from policies.core.models.shape import ModelShape
+from policies.core.seam.events import Handed
 from policies.core.seam.objectives import EVERYTHING
 from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import ExitOracle
@@ -103,13 +104,16 @@ class Simulation:
         is_stopped: Callable[[], bool] = lambda: False,
         skips: bool = True,
         replica: int = 0,
+        on_handed: Callable[[Handed], object] = lambda command: None,
     ) -> SimBackend:
         """What runs `engine`, number `replica` of a fleet, in `env` or in an environment of its own; without
-        `skips` batch by batch."""
+        `skips` batch by batch. `on_handed` hears what it says to others."""
         rule = self.config.exit.rule(self.model.num_loops)
         foresight = Foresight(self.workload.oracle, self.exits, rule)
         env = env or simpy.Environment()
-        return SimBackend(env, engine, self.latency, foresight, is_stopped, self.config.seed, skips, replica)
+        return SimBackend(
+            env, engine, self.latency, foresight, is_stopped, self.config.seed, skips, replica, on_handed
+        )
 
 
 def default_blocks(config: RunConfig, model: ModelShape, latency: LatencyModel) -> int:
@@ -157,6 +161,10 @@ def simulate(
 
         return simulate_fleet(
             config, out, workload=workload, label=label, plots=plots, log=log, on_ended=on_ended
+        )
+    if config.role != "whole":
+        raise InputError(
+            f"{config.where}: role: {config.role} is one side of a fleet, expected fleet.prefill"
         )
     simulation = Simulation.prepare(config, workload)
     inputs = {} if workload else {"input_sha256": inputs_sha256(config)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.config.fleet import Fleet
+from policies.config.fleet import Fleet, Link
 from policies.config.hf_config import EXPECTED, READ, WITHOUT_EFFECT, read_hf_config
 from policies.config.ignored import ignored_keys
 from policies.config.overrides import apply_overrides
@@ -41,6 +41,7 @@ PRESET = "workload={kind: preset, name: chat, num_requests: 5}"
 POOL = "cache={num_blocks: 72, allocation: incremental, preemption: recompute, admit: first_chunk}"
 SWAP = "cache={num_blocks: 72, allocation: incremental, preemption: swap, admit: first_chunk}"
 SLO = "policy={name: slo, ttft_ms: 20, itl_ms: 0.55, model: h200}"
+APART = "fleet={prefill: 1, decode: 1}"
 AFFINITY = "fleet={replicas: 2, router: prefix_affinity}"
 PREFIXES = "workload.shared_prefix={groups: 3, tokens: 32}"
 CROWD = ["workload.num_requests=24", "workload.arrival.rate=1000"]
@@ -74,6 +75,15 @@ CASES: list[tuple[str, list[str], str]] = [
     ("changes", [*CROWD, PREFIXES, AFFINITY], "fleet.router.max_lead=0"),
     ("changes", [*CROWD, PREFIXES, AFFINITY], "fleet.router.memory=1"),
     ("refused", ["fleet.replicas=2"], "fleet.router.max_lead=0"),
+    ("refused", [], "fleet.prefill=1"),
+    ("changes", [APART], "fleet.prefill=2"),
+    ("changes", [APART], "fleet.decode=2"),
+    ("changes", [APART], "fleet.link.gb_per_s=0.1"),
+    ("changes", [APART], "fleet.link.latency_us=900"),
+    ("changes", [APART, "fleet.decode=2", "fleet.link.gb_per_s=0.1"], "fleet.link.per=pair"),
+    ("changes", [APART, "fleet.link.gb_per_s=0.1"], "fleet.link.faults=[{from_s: 0, until_s: 9}]"),
+    ("refused", ["fleet.replicas=2"], "fleet.link={}"),
+    ("refused", [], "role=decode"),
     ("changes", [], "scheduler.max_num_seqs=1"),
     ("changes", [], "scheduler.max_num_batched_tokens=32"),
     ("changes", [], "scheduler.prefill_chunk_size=32"),
@@ -211,6 +221,7 @@ def test_the_walk_leaves_no_key_out() -> None:
     keys = {f"{name}.{item.name}" for name, kind in sections.items() for item in dataclasses.fields(kind)}
     keys |= {f"policy.{item.name}" for item in dataclasses.fields(POLICIES["slo"])}  # type: ignore[arg-type]
     keys |= {f"fleet.router.{item.name}" for item in dataclasses.fields(ROUTERS["prefix_affinity"])}  # type: ignore[arg-type]
+    keys |= {f"fleet.link.{item.name}" for item in dataclasses.fields(Link)}
     keys |= {
         f"workload.{name}" for spec in (TraceSpec, SyntheticSpec, PresetSpec) for name in spec.model_fields
     }

@@ -25,6 +25,7 @@ from policies.core.models.shape import HUB_MODELS, SHIPPED_MODELS, ModelShape
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.objectives import EVERYTHING, LATENCIES, Objectives, Window
 from policies.core.seam.policy import Policy
+from policies.core.seam.request import Role
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.costs.transfer import PREFIX, parts_of, transfer_name
 from policies.process.documents import LARGEST_INT, open_regular
@@ -49,13 +50,14 @@ class _Plain:
     model: str = "ouro-1.4b"
     device: str = "h200"
     seed: Annotated[int, Within(0, LARGEST_INT)] = 0
+    role: Role = "whole"
 
 
 WORKLOAD_FILES = ("path", "dataset", "tokenizer")
 """Keys of a workload that name files."""
 SECTIONS = (
     "model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed", "slo",
-    "measure", "model_shape", "fleet",
+    "measure", "model_shape", "fleet", "role",
 )  # fmt: skip
 
 
@@ -84,17 +86,29 @@ class RunConfig:
     measure: Window = EVERYTHING
     model_shape: ModelShape | None = None
     fleet: Fleet | None = None
+    role: Role = "whole"
 
     def parts(self) -> list["RunConfig"]:
         """What each engine of a fleet runs: the same without `fleet`, on its own device. Without one, the
         only engine's is this."""
         if self.fleet is None:
             return [self]
-        rest = {key: value for key, value in self.resolved.items() if key != "fleet"}
-        return [
-            dataclasses.replace(self, fleet=None, device=device, resolved={**rest, "device": device})
-            for device in self.fleet.devices or [self.device] * self.fleet.replicas
-        ]
+        devices = self.fleet.devices or [self.device] * self.fleet.replicas
+        return [self._part(role, device) for role, device in zip(self.fleet.roles, devices, strict=True)]
+
+    def _part(self, role: Role, device: str) -> "RunConfig":
+        """One engine's. Who computes prompts alone needs room for these alone, and has it from the beginning;
+        who receives them has prefixes of its own of no use."""
+        cache = self.cache
+        if role == "prefill":
+            cache = dataclasses.replace(cache, allocation="full", preemption="off")
+        elif role == "decode":
+            cache = dataclasses.replace(cache, prefix_caching=False)
+        resolved = {key: value for key, value in self.resolved.items() if key != "fleet"}
+        resolved |= {"device": device, "cache": dataclasses.asdict(cache)}
+        if role != "whole":
+            resolved["role"] = role
+        return dataclasses.replace(self, fleet=None, device=device, role=role, cache=cache, resolved=resolved)
 
     def with_blocks(self, num_blocks: int) -> "RunConfig":
         """The same with the KV pool's size filled in."""
@@ -126,7 +140,7 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     check_keys(raw, SECTIONS, where)
     raw = {**raw, **({"device": _device(raw["device"], base_dir, where)} if "device" in raw else {})}
     plain = parse_section(
-        _Plain, {key: raw[key] for key in ("model", "device", "seed") if key in raw}, where, ""
+        _Plain, {key: raw[key] for key in ("model", "device", "seed", "role") if key in raw}, where, ""
     )
     model, device = plain.model, plain.device
     policy = parse_named(POLICIES, raw.get("policy", "wcpb"), where, "policy")
@@ -159,6 +173,8 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     if has_path:
         model = absolute(model, base_dir)
     check_together(model, shape, scheduler, where)
+    if fleet is not None and fleet.link is not None:
+        check_apart(cache, where)
     config = RunConfig(
         model,
         device,
@@ -185,10 +201,12 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
             **({"slo": {**slo.limits_ms, "share": slo.share}} if slo else {}),
             **({"measure": dataclasses.asdict(measure)} if measure != EVERYTHING else {}),
             **({"fleet": fleet.resolved()} if fleet else {}),
+            **({"role": plain.role} if plain.role != "whole" else {}),
         },
         slo,
         measure,
         fleet=fleet,
+        role=plain.role,
     )
     shape = shape or HUB_MODELS.get(model) or (shape_from_hf_config(Path(model)) if has_path else None)
     return config if shape is None else config.with_shape(shape)
@@ -209,6 +227,20 @@ def check_together(model: str, shape: ModelShape | None, scheduler: SchedulerSet
         raise InputError(
             f"{where}: model_shape: is that of {shown(shape.name)}, not of model {shown(model)}; a run "
             "writes it, leave it out for another model"
+        )
+
+
+def check_apart(cache: CacheSettings, where: str) -> None:
+    """Raise `InputError` where a cache cannot be that of a fleet whose prompts are computed by others."""
+    if cache.preemption == "swap":
+        raise InputError(
+            f"{where}: cache.preemption: swap cannot run with fleet.decode: room that a request left for "
+            "host memory may be written to before it has gone; expected recompute or off"
+        )
+    if cache.allocation == "incremental" and cache.admit == "first_chunk":
+        raise InputError(
+            f"{where}: cache.admit: first_chunk cannot run with fleet.decode, which reserves room for the "
+            "whole prompt; expected whole_context"
         )
 
 

@@ -29,8 +29,8 @@ class Door:
         ]
         self.on_change: Callable[[], None] = lambda: None
         """Called when an end may have changed what is due next."""
-        self.places: dict[int, int] = {}
-        """Where every request was sent, by id, in order of arrival."""
+        self.places: dict[int, tuple[int, ...]] = {}
+        """The boxes that every request went to, by id, in order of arrival: here one each."""
         self.numbers: dict[int, int] = {}
         """How many arrived before each."""
         self._clients = clients
@@ -54,10 +54,10 @@ class Door:
             if isinstance(mail, Arrival):
                 at = self._choose(mail.request, tuple(self._loads))
                 self.numbers[mail.request.request_id] = len(self.places)
-                self.places[mail.request.request_id] = at
+                self.places[mail.request.request_id] = (at,)
                 self._count(at, mail.request, 1)
             else:
-                at = self.places[mail.request_id]
+                (at,) = self.places[mail.request_id]
             self.boxes[at].post(mail)
         if self._clients.is_exhausted and not self._is_closed:
             self._is_closed = True

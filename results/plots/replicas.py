@@ -43,7 +43,8 @@ def plot_replicas(run: Run, path: Path) -> None:
         across.set_xlabel(f"time, {unit}")
         across.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         across.set_title("requests waiting and running")
-        across.set_yticks(places, [f"{at} · {item['device']}" for at, item in enumerate(own)])
+        names = [item["device"] if item["role"] == "whole" else item["role"] for item in own]
+        across.set_yticks(places, [f"{at} · {name}" for at, name in enumerate(names)])
         busy.barh(places, [item["gpu_busy_fraction"] or 0.0 for item in own], color=MUTED, height=0.6)
         busy.set_xlim(0, 1)
         busy.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -58,7 +59,7 @@ def plot_replicas(run: Run, path: Path) -> None:
         first.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         first.set_title("TTFT, ms")
         first.legend(loc="best")
-        uneven = fleet["imbalance"]["device_s"]
+        uneven = fleet["imbalance"].get("device_s")
         figure.suptitle(
             f"{len(folders)} replicas behind {fleet['router']} · {run.policy} on {run.workload}"
             + ("" if uneven is None else f" · the busiest device {uneven:.2f} x the mean"),

@@ -21,7 +21,10 @@ from policies.core.seam.events import (
     Completion,
     Event,
     HangUp,
+    Lost,
+    Received,
     Repeat,
+    Sent,
     Stretch,
     Submit,
     Tick,
@@ -60,6 +63,8 @@ class Engine:
         in_flight, inflight = scheduler.in_flight, scheduler.settings.inflight
         while True:
             self._take_mail()
+            while scheduler.handover.commands:
+                self._hear(_plain((yield scheduler.handover.commands.popleft())))
             if len(in_flight) < inflight:
                 if stretches is not None:
                     until_ns = inbox.quiet_until_ns()
@@ -77,6 +82,8 @@ class Engine:
                     for item in batch.transfers.preemptions:
                         self.log.records[item.request_id].preemptions += 1
                     self._hear(_plain((yield Submit(batch))))
+                    continue
+                if scheduler.handover.commands:
                     continue
                 until_ns = inbox.next_ns()
                 if until_ns is None and not in_flight and (inbox.is_exhausted or not inbox.is_open):
@@ -117,14 +124,29 @@ class Engine:
         record.token_ns.extend(finished_ns)
 
     def _take_mail(self) -> None:
-        """Let in whoever has arrived and cancel for whoever has hung up by now."""
+        """Let in whoever has arrived, cancel for whoever has hung up, and hear of transfers by now. Room is
+        given out after each, so that it does not matter when the engine looks."""
+        scheduler, role = self.scheduler, self.scheduler.handover.role
         while (mail := self.inbox.pop(self.now_ns)) is not None:
             if isinstance(mail, Arrival):
                 self._let_in(mail.request)
-            elif not isinstance(mail, HangUp):
-                raise TypeError(f"an engine's mail is an Arrival or a HangUp, found {mail!r}")
-            elif mail.request_id in self.log.records:
-                self._cancel(mail.at_ns, mail.request_id)
+            elif mail.request_id not in self.log.records:
+                continue
+            elif isinstance(mail, HangUp):
+                self._leave(mail.at_ns, mail.request_id, Status.CANCELLED)
+            elif isinstance(mail, Sent) and role == "prefill":
+                self.log.handed(mail)
+                self._leave(mail.at_ns, mail.request_id, Status.SENT)
+            elif isinstance(mail, Received) and role == "decode":
+                self.log.handed(mail)
+                scheduler.handover.received(mail)
+            elif isinstance(mail, Lost) and role == "decode":
+                self.log.handed(mail)
+                scheduler.handover.lost(mail)
+            else:
+                raise TypeError(f"an engine that does {role} of its requests has no use for {mail!r}")
+            if role == "decode":
+                scheduler.reserve()
 
     def _let_in(self, request: Request) -> None:
         record = self.log.arrived(request)
@@ -135,11 +157,11 @@ class Engine:
             record.reason = reason
             self._end(request.request_id, Status.REFUSED, self.now_ns, self.now_ns)
 
-    def _cancel(self, at_ns: int, request_id: int) -> None:
+    def _leave(self, at_ns: int, request_id: int, status: Status) -> None:
         state = self.scheduler.cancel(request_id)
         if state is not None and state.first_scheduled_ns >= 0:
             self.log.records[request_id].first_scheduled_ns = state.first_scheduled_ns
-        self._end(request_id, Status.CANCELLED, at_ns, at_ns)
+        self._end(request_id, status, at_ns, at_ns)
 
     def _end(self, request_id: int, status: Status, finished_ns: int, known_ns: int) -> None:
         """The one place where a request ends; the world is told when the engine knows, at `known_ns`."""
@@ -173,6 +195,7 @@ class Engine:
         for state, has_ended in delivered:
             self._deliver(state, (completion.finished_ns,))
             if has_ended:
+                self.scheduler.handover.forget(state.request_id)
                 self._end(state.request_id, Status.FINISHED, completion.finished_ns, completion.now_ns)
         self.log.completed(batch, completion)
 

@@ -16,13 +16,16 @@ from typing import Protocol
 from policies.core.engine.batchlines import BATCH_COLUMNS, batch_line, repeated_lines
 from policies.core.errors import InvariantError
 from policies.core.seam.batch import ExecutionBatch, Stage, Work
-from policies.core.seam.events import COMPONENTS, Completion, Times
+from policies.core.seam.events import COMPONENTS, Completion, Lost, Received, Sent, Times
 from policies.core.seam.request import Request, Status
 
 REQUEST_COLUMNS = (
     "request_id", "arrival_ns", "prompt_tokens", "output_tokens", "status", "first_scheduled_ns",
     "first_token_ns", "finished_ns", "preemptions", "max_tokens", "priority", "reason", "token_ns", "content",
 )  # fmt: skip
+
+
+HANDOVER_COLUMNS = ("at_ns", "what", "request_id", "end")
 
 
 @dataclass(slots=True)
@@ -116,19 +119,25 @@ class Lines(Protocol):
 
 class RunLog:
     """Writes `batches.csv` lines to `batches` as batches complete (None: keeps totals only) and keeps the
-    records of requests.
+    records of requests. News of transfers, of an engine that has any, are lines of `handovers`.
 
     `records` are those of requests that have arrived and not ended. One that has ended goes to `on_ended`,
     once, and is forgotten.
     """
 
     def __init__(
-        self, batches: Lines | None = None, on_ended: Callable[[RequestRecord], object] = lambda record: None
+        self,
+        batches: Lines | None = None,
+        on_ended: Callable[[RequestRecord], object] = lambda record: None,
+        handovers: Lines | None = None,
     ) -> None:
         self.records: dict[int, RequestRecord] = {}
         self.totals = BatchTotals()
         self._batches = batches
         self._on_ended = on_ended
+        self._handovers = handovers
+        if handovers is not None:
+            handovers.write(",".join(HANDOVER_COLUMNS) + "\n")
         self._arrived: set[int] = set()
         self._lacks: str | None = None
         self._formed_ns = 0
@@ -156,6 +165,12 @@ class RunLog:
         record.finished_ns = finished_ns
         self._on_ended(record)
         return record
+
+    def handed(self, mail: Sent | Received | Lost) -> None:
+        """News of a transfer that the engine acts on."""
+        if self._handovers is not None:
+            end = mail.end if isinstance(mail, Received) else ""
+            self._handovers.write(f"{mail.at_ns},{type(mail).__name__.lower()},{mail.request_id},{end}\n")
 
     def formed(self, now_ns: int, lacks: str | None) -> None:
         """A batch is formed, and whoever still waits `lacks` a place or room in the KV pool (None: nobody

@@ -7,10 +7,12 @@ then commit: a selection is checked whole before any frontier moves. Knows no cl
 
 from collections import deque
 
+from policies.core.engine.handover import Handover
 from policies.core.engine.rhythm import Rhythm
 from policies.core.engine.validation import derive
 from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
 from policies.core.memory.allocator import Allocator
+from policies.core.memory.plan import TransferPlan
 from policies.core.memory.residents import Residents
 from policies.core.models.shape import ModelShape
 from policies.core.progress.state import RequestState
@@ -18,11 +20,12 @@ from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRan
 from policies.core.seam.events import Completion
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.policy import Policy
-from policies.core.seam.request import CODA, PRELUDE, RECURRENT, Phase, Request
+from policies.core.seam.request import CODA, PRELUDE, RECURRENT, Phase, Request, Role
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.core.seam.view import View, by_phase
 
 NO_EARLY_EXIT = ExitSettings()
+NOTHING_TO_SCHEDULE = (Phase.DRAINED, Phase.UNDECIDED, Phase.TRANSFER)
 
 
 class Scheduler:
@@ -39,6 +42,7 @@ class Scheduler:
         settings: SchedulerSettings,
         cache: CacheSettings,
         exits: ExitSettings = NO_EARLY_EXIT,
+        role: Role = "whole",
     ) -> None:
         policy.check(model, settings, cache)
         self.policy = policy
@@ -67,7 +71,11 @@ class Scheduler:
         self.in_flight: deque[ExecutionBatch] = deque()
         """Batches formed and not yet collected, the oldest first."""
         self._surplus_until = -1
-        self._shares_prefixes = cache.prefix_caching
+        self.handover = Handover(role, self.residents)
+        self._sends, self._imports = role == "prefill", role == "decode"
+        self._publishes = cache.prefix_caching or self._sends
+        self._plan: TransferPlan | None = None
+        """What was given out since the last batch was formed."""
         self._prompt_batches_since_decode = 0
         self._has_planes = self.blocks.planes > 1
         self.rhythm: Rhythm | None = None
@@ -100,7 +108,22 @@ class Scheduler:
         Nothing of it is scheduled any more. What it holds returns when no submitted batch touches it: now, or
         when the last one that does is collected.
         """
+        self.handover.forget(request_id)
         return self.residents.cancel(request_id)
+
+    def reserve(self) -> TransferPlan | None:
+        """Give out room; return all that was given out since the last batch, which the next one carries
+        (None: nothing)."""
+        plan, before = self.allocator.allocate(), self._plan
+        if plan is not None:
+            for item in plan.allocations:
+                self.running[item.request_id].admitted(self.next_seq)
+            if self._imports:
+                self.handover.came_in(plan)
+        if before is not None:
+            plan = before.followed_by(plan, self.running)
+        self._plan = plan
+        return plan
 
     def form_batch(self, now_ns: int) -> ExecutionBatch | None:
         """Give out room, select, validate, commit; None when no running request has anything left to
@@ -108,11 +131,8 @@ class Scheduler:
 
         Raises `SelectionError` for a wrong proposal and `StuckError` when the policy passes over ready work.
         """
-        plan = self.allocator.allocate()
+        plan = self.reserve()
         order = self.residents.order
-        if plan is not None and plan.allocations:
-            for item in plan.allocations:
-                self.running[item.request_id].admitted(self.next_seq)
         if plan is not None and plan.withheld:
             order = tuple([state for state in order if state.request_id not in plan.withheld])
         if not order:
@@ -133,7 +153,7 @@ class Scheduler:
         )
         selection = self._select(view)
         if selection is None:
-            stuck = [request for request in order if request.phase not in (Phase.DRAINED, Phase.UNDECIDED)]
+            stuck = [request for request in order if request.phase not in NOTHING_TO_SCHEDULE]
             if stuck:
                 raise StuckError(
                     f"invariant 9: policy {self.policy.name} formed no batch at {now_ns} ns with ready work "
@@ -153,6 +173,7 @@ class Scheduler:
         self.commit(work, seq, now_ns)
         after_seq = self.residents.collected_seq
         batch = ExecutionBatch(seq, work, now_ns, after_seq, self.residents.transfers(plan))
+        self._plan = None
         self.in_flight.append(batch)
         if self.rhythm is not None:
             self.rhythm.learn(order, work)
@@ -221,7 +242,9 @@ class Scheduler:
                 f"invariant 1: frontiers of request {item.request_id} out of order: {prompt}"
             )
         self.rings.set_used(state.ring_id, prompt.num_resident_chunks)
-        if prompt.is_complete:
+        if prompt.is_complete and self._sends:
+            state.awaits()
+        elif prompt.is_complete:
             state.prompt_done()
 
     def collect(self, completion: Completion) -> tuple[ExecutionBatch, list[tuple[RequestState, bool]]]:
@@ -250,7 +273,7 @@ class Scheduler:
                     self.surplus_rows += item.token_count
         if self.exits.has_decisions:
             self._apply_exits(batch, completion.exits)
-        if self._shares_prefixes and batch.loop_count:
+        if self._publishes and batch.loop_count:
             self._publish(batch)
         if batch.stage is Stage.CODA:
             running, stops = self.running, completion.stops
@@ -311,6 +334,8 @@ class Scheduler:
                 state = self.running[item.request_id]
                 if not state.is_ended:
                     self.residents.publish(state, item.token_end)
+                    if self._sends:
+                        self.handover.completed(state, item.token_end)
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` unless blocks, rings and running requests account for one another, id by

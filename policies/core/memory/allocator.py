@@ -146,7 +146,7 @@ class Allocator:
             for state in candidates
             if state.request_id in residents.running
             and state.request_id not in kept
-            and not state.is_ended
+            and residents.may_be_preempted(state)
             and not (is_guarded(state) and (state.priority == priority or not residents.by_priority))
         ]
         choice = choose(need, residents.draining, candidates, residents.collected_seq, residents.blocks)

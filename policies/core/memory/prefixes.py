@@ -87,10 +87,7 @@ class Prefixes:
         Returns whether there is anything new to reuse. Chunk 32, block 16, `end` 50: two groups, those of the
         first chunk.
         """
-        prompt = state.prompt
-        complete = (
-            end if end in (prompt.prompt_tokens, prompt.chunk_end(end - 1)) else prompt.chunk_start(end)
-        )
+        complete = state.prompt.completed(end)
         keys = self._keys.get(state.request_id, ())
         has_new = False
         for index in range(state.num_published, min(len(keys), complete // self._blocks.block_size)):

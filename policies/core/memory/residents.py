@@ -18,7 +18,7 @@ from policies.core.models.shape import ModelShape
 from policies.core.progress.frontier import PromptProgress
 from policies.core.progress.state import RequestState
 from policies.core.seam.batch import NO_TRANSFERS, Allocation, Preemption, Transfers
-from policies.core.seam.request import Request
+from policies.core.seam.request import Phase, Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 
 
@@ -53,6 +53,8 @@ class Residents:
         self.draining: list[RequestState] = []
         """Requests that have ended, whose blocks and rings a submitted batch may still touch."""
         self._released: list[int] = []
+        self._unannounced: set[int] = set()
+        """Requests that came in and that no batch has told a backend of."""
 
     def refusal(self, request: Request) -> str | None:
         """Why `request` can never run, with the numbers, or None."""
@@ -124,6 +126,7 @@ class Residents:
         groups = self.blocks.allocate(request.request_id, claim.num_positions, claim.reused)
         state.placed(self.rings.allocate(), list(groups))
         self.running[request.request_id] = state
+        self._unannounced.add(request.request_id)
         kept_tokens = state.prompt_tokens - request.prompt_tokens
         plan.allocations.append(
             Allocation(
@@ -196,6 +199,7 @@ class Residents:
             return NO_TRANSFERS
         released = tuple(self._released)
         self._released.clear()
+        self._unannounced.clear()
         if plan is None:
             return Transfers(released=released)
         return Transfers(
@@ -206,8 +210,16 @@ class Residents:
             plan.swapped_bytes,
         )
 
+    def may_be_preempted(self, state: RequestState) -> bool:
+        """Whether a backend knows of it, and no other engine counts on what it holds."""
+        is_known = state.request_id not in self._unannounced
+        return is_known and not state.is_ended and state.phase is not Phase.TRANSFER
+
     def _forget(self, request_id: int) -> None:
-        self._released.append(request_id)
+        if request_id in self._unannounced:
+            self._unannounced.discard(request_id)
+        else:
+            self._released.append(request_id)
         self.prefixes.forget(request_id)
 
     def _give_back(self, state: RequestState) -> None:

@@ -209,6 +209,20 @@ class PromptProgress:
         set_preluded(self, done)
         self.prefill_depth_ranges[:] = [done] * self.num_loops
 
+    def imported(self, end: int) -> None:
+        """Tokens before `end` have come from elsewhere, whole: chunks begin there.
+
+        Chunk 4, prompt 12, imported up to 6: the next chunks are [6, 10) and [10, 12).
+        """
+        assert self.prefill_window_origin <= self.num_prefilled_tokens == self.num_preluded_tokens <= end
+        set_origin(self, end)
+        set_preluded(self, end)
+        self.prefill_depth_ranges[:] = [end] * self.num_loops
+
+    def completed(self, end: int) -> int:
+        """The end of the last chunk that is complete when `[.., end)` has run its last depth."""
+        return end if end in (self.prompt_tokens, self.chunk_end(end - 1)) else self.chunk_start(end)
+
     def is_ordered(self) -> bool:
         """Invariant 1: staged >= f[0] >= ... >= f[T-1]."""
         frontiers = self.prefill_depth_ranges
@@ -220,4 +234,6 @@ class PromptProgress:
         )
 
 
-set_preluded = vars(PromptProgress)["num_preluded_tokens"].__set__  # the slot's own setter, past __setattr__
+# The slots' own setters, past __setattr__.
+set_preluded = vars(PromptProgress)["num_preluded_tokens"].__set__
+set_origin = vars(PromptProgress)["prefill_window_origin"].__set__

@@ -156,6 +156,21 @@ class RequestState:
         set_phase(self, CODA)
         set_position(self, self.prompt_tokens - 1)
 
+    def awaits(self) -> None:
+        """Another engine computes its prompt, or is sent it: nothing of it is scheduled here until then."""
+        set_phase(self, Phase.TRANSFER)
+
+    def received(self, end: int, at_ns: int) -> None:
+        """Its prompt is here up to `end` since `at_ns`; all of it: the LM head is next."""
+        self.prompt.imported(end)
+        if end == self.prompt_tokens:
+            set_first_scheduled_ns(self, at_ns)
+            self.prompt_done()
+
+    def computes(self) -> None:
+        """No more of its prompt will come: it is computed here, from where what has come ends."""
+        set_phase(self, Phase.PROMPT)
+
     def sampled(self, seq: int) -> None:
         """A token is made of its hidden state: it is embedded next, or was the last that may be."""
         set_last_seq(self, seq)

@@ -6,8 +6,12 @@ as the answer to the command that it yielded: `Submit` is answered with a `Tick`
 launched) and `Wait` with a `Completion` or, when mail or `until_ns` comes first, a `Tick`. A backend that
 knows the future may be asked to `Repeat` batches instead.
 
-At equal times the order is total: arrivals, hang-ups, completions; among arrivals (arrival, id), among
-hang-ups the id.
+At equal times the order is total: arrivals, hang-ups, news of transfers, completions; among arrivals
+(arrival, id), else the id.
+
+An engine that does one part of its requests (`Role`) speaks to others through three commands, answered with a
+`Tick`: `Reserve` once a request that another engine computes has room here, `Send` for what is ready to go
+there, `Import` for what has come. Mail tells it what became of it: `Sent`, `Received`, `Lost`.
 """
 
 from typing import NamedTuple
@@ -41,6 +45,37 @@ class Repeat(NamedTuple):
     works: tuple[Work, ...]
     most: int
     until_ns: int | None
+
+
+class Reserve(NamedTuple):
+    """There is room for the whole prompt of a request that another engine is to compute: it may begin."""
+
+    request_id: int
+
+
+class Send(NamedTuple):
+    """Send the K/V of prompt tokens `[start, end)` in all depth planes: one or more complete chunks, whose
+    rows are done. They lie in `block_groups`, the first of which holds token `start`. With the prompt's end
+    (`is_last`) goes the hidden state of its last token, from its own row in ring `ring_id`. What was sent
+    stays as it is until the whole prompt is `Sent`, or its client hangs up."""
+
+    request_id: int
+    start: int
+    end: int
+    block_groups: tuple[int, ...]
+    ring_id: int
+    is_last: bool
+
+
+class Import(NamedTuple):
+    """Put what was received into its blocks: the fields are those of `Send`, here."""
+
+    request_id: int
+    start: int
+    end: int
+    block_groups: tuple[int, ...]
+    ring_id: int
+    is_last: bool
 
 
 class Tick(NamedTuple):
@@ -111,6 +146,29 @@ class HangUp(NamedTuple):
     request_id: int
 
 
-Mail = Arrival | HangUp
-Command = Submit | Wait | Repeat
+class Sent(NamedTuple):
+    """The last chunk of a prompt has left: nothing of it is needed here any more."""
+
+    at_ns: int
+    request_id: int
+
+
+class Received(NamedTuple):
+    """Prompt tokens up to `end` are here, from where the last ones ended. They come in order."""
+
+    at_ns: int
+    request_id: int
+    end: int
+
+
+class Lost(NamedTuple):
+    """No more of a prompt will come: what has not been received is computed here."""
+
+    at_ns: int
+    request_id: int
+
+
+Mail = Arrival | HangUp | Sent | Received | Lost
+Handed = Reserve | Send | Import
+Command = Submit | Wait | Repeat | Handed
 Event = Tick | Completion | Stretch

@@ -71,6 +71,7 @@ class Mailbox:
         self._foresees = foresees
         self._heap: list[tuple[int, int, int, int, Mail]] = []
         self._live: set[int] = set()
+        self._num_posted = 0
         self._is_closed = False
 
     def post(self, mail: Mail) -> None:
@@ -84,7 +85,8 @@ class Mailbox:
             self._live.add(mail.request.request_id)
             key = (mail.at_ns, 0, mail.request.arrival_ns, mail.request.request_id)
         else:
-            key = (mail.at_ns, 1, 0, mail.request_id)
+            key = (mail.at_ns, 1 if isinstance(mail, HangUp) else 2, self._num_posted, mail.request_id)
+        self._num_posted += 1
         heapq.heappush(self._heap, (*key, mail))
         self.on_post()
 
@@ -102,9 +104,9 @@ class Mailbox:
         return heapq.heappop(self._heap)[-1] if next_ns is not None and next_ns <= now_ns else None
 
     def next_ns(self) -> int | None:
-        """Hang-ups on requests that have ended are dropped here, so that nobody waits for them."""
+        """What comes for requests that have ended is dropped here, so that nobody waits for it."""
         heap = self._heap
-        while heap and isinstance(mail := heap[0][-1], HangUp) and mail.request_id not in self._live:
+        while heap and not isinstance(mail := heap[0][-1], Arrival) and mail.request_id not in self._live:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 

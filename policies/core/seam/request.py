@@ -5,7 +5,7 @@ the `Oracle`'s. How far a running request has come is `policies.core.progress.st
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 class Status(StrEnum):
@@ -14,6 +14,8 @@ class Status(StrEnum):
     FINISHED = "finished"
     CANCELLED = "cancelled"
     REFUSED = "refused"
+    SENT = "sent"
+    """An engine that only computes prompts has sent the whole of it to another."""
 
 
 class Phase(StrEnum):
@@ -29,6 +31,8 @@ class Phase(StrEnum):
     """A token is between recurrent depths."""
     UNDECIDED = "undecided"
     """A token has run its last depth while batches in flight may still say that it had left earlier."""
+    TRANSFER = "transfer"
+    """Its prompt is on the way to another engine, or from one: nothing of it is scheduled here."""
     DRAINED = "drained"
     """Everything is scheduled; the request waits for its last batches to be collected."""
 
@@ -36,6 +40,11 @@ class Phase(StrEnum):
 PROMPT, CODA, PRELUDE, RECURRENT = Phase.PROMPT, Phase.CODA, Phase.PRELUDE, Phase.RECURRENT
 """Names for code that runs for every request of every batch: Python 3.11 takes 0.1 us to find a member of an
 enum."""
+
+
+Role = Literal["whole", "prefill", "decode"]
+"""What an engine does of its requests: all; the prompt, whose K/V it sends away; or the rest, once it has
+received them."""
 
 
 @dataclass(frozen=True, slots=True)
