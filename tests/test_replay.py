@@ -15,7 +15,7 @@ from worlds import spelled
 from policies.config.runconfig import parse_config
 from policies.core.engine.batchlines import BATCH_COLUMNS
 from policies.registry import POLICIES
-from sim import replay as replay_module
+from sim import recorded as recorded_module
 from sim.cli import main
 from sim.recorded import RecordedRun
 from sim.replay import Outcome, replay
@@ -176,9 +176,9 @@ def test_a_closed_loop_cannot_be_replayed_by_its_logged_arrivals_alone(
     collected."""
     path = simulated(tmp_path / "run", config_of("mixed", 2, device="a100-seed", workload=CLOSED))
     assert_equal(replay(path))
-    clients = replay_module.LoggedClients
+    clients = recorded_module.LoggedClients
     monkeypatch.setattr(
-        replay_module,
+        recorded_module,
         "LoggedClients",
         lambda requests, concurrency, patience_ns: clients(requests, None, patience_ns),
     )
