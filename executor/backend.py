@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from executor.asking import Asking
 from executor.outputs import Outputs
 from executor.runner import Launched, Runner
 from executor.timeline import Timeline
@@ -20,7 +21,6 @@ from policies.core.engine.engine import Engine, advance
 from policies.core.seam.batch import Allocation, ExecutionBatch, Stage
 from policies.core.seam.events import Completion, Event, Submit, Tick
 from policies.core.seam.oracle import Foresight
-from policies.core.seam.request import Request
 from policies.costs.limit import Roofline
 
 SPIN_NS = 200_000
@@ -44,9 +44,9 @@ class DeviceBackend:
     """Runs `engine` on `runner`.
 
     Of the future it knows what `foresight` says: where a gate on the device decides who leaves early, it asks
-    the gate. `make_prompt(request)` gives prompt ids; `roofline` the limit of every batch (None: not known,
-    logged as 0); `is_stopped` whether the user wants the run to end; `outputs` takes the output token ids of
-    every request as they are collected.
+    the gate. `asking` gives prompts and says which token ends an answer early; `roofline` the limit of every
+    batch (None: not known, logged as 0); `is_stopped` whether the user wants the run to end; `outputs` takes
+    the output token ids of every request as they are collected.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DeviceBackend:
         runner: Runner,
         timeline: Timeline,
         foresight: Foresight,
-        make_prompt: Callable[[Request], np.ndarray],
+        asking: Asking,
         roofline: Roofline | None,
         observers: tuple[Observer, ...] = (),
         is_stopped: Callable[[], bool] = lambda: False,
@@ -66,7 +66,7 @@ class DeviceBackend:
         self._runner = runner
         self._timeline = timeline
         self._foresight = foresight
-        self._make_prompt = make_prompt
+        self._asking = asking
         self._roofline = roofline
         self._observers = observers
         self._is_stopped = is_stopped
@@ -111,7 +111,7 @@ class DeviceBackend:
     def _prompt(self, allocation: Allocation) -> np.ndarray:
         """What a request that is let in runs as its prompt. Kept output tokens are on the host: nothing of it
         was in flight."""
-        prompt = self._make_prompt(allocation.request)
+        prompt = self._asking.prompt(allocation.request)
         if not allocation.num_kept_tokens:
             return prompt
         kept = self._outputs.of(allocation.request_id)[: allocation.num_kept_tokens]
@@ -148,13 +148,13 @@ class DeviceBackend:
         now_ns = max(self._timeline.now_ns(), self._sent_ns)
         finished_ns = min(max(finished_ns, batch.formed_ns), now_ns)
         started_ns = min(max(started_ns, batch.formed_ns), finished_ns)
-        stops = self._outputs.unended(self._foresight.stops(work))
+        tokens = dict(self._sampled(launched)) if work.stage is Stage.CODA else {}
+        last = frozenset([key for key, token in tokens.items() if self._asking.is_last(key, token)])
+        stops = self._outputs.unended(self._foresight.stops(work)) | last
         for observer in self._observers:
             observer.collected(batch, launched, stops)
-        if work.stage is Stage.CODA:
-            assert launched.tokens is not None
-            for item, token in zip(work.ranges, launched.tokens.tolist(), strict=True):
-                self._outputs.sampled(item.request_id, token)
+        for request_id, token in tokens.items():
+            self._outputs.sampled(request_id, token)
         exits = self._foresight.early_exits(work) | frozenset(left_by_gate(launched))
         limit_ns = 0
         if self._roofline is not None:
@@ -163,6 +163,15 @@ class DeviceBackend:
         return Completion(
             batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits
         )
+
+    def _sampled(self, launched: Launched) -> Iterator[tuple[int, int]]:
+        """(request, token) of every CODA row whose client still waits for tokens."""
+        assert launched.tokens is not None
+        ids = [item.request_id for item in launched.work.ranges]
+        waiting = self._outputs.unended(ids)
+        for request_id, token in zip(ids, launched.tokens.tolist(), strict=True):
+            if request_id in waiting:
+                yield request_id, token
 
 
 def left_by_gate(launched: Launched) -> Iterator[int]:

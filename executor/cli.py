@@ -1,5 +1,5 @@
-"""The executor's commands: `run` one configuration, `sweep` a grid of them, `preserve` and `diagnose` compare
-runs bit for bit, `profile` and `bench` time batches."""
+"""The executor's commands: `run` one configuration, `serve` clients, `sweep` a grid, `preserve` and
+`diagnose` compare runs bit for bit, `profile` and `bench` time batches."""
 
 import argparse
 import sys
@@ -12,6 +12,7 @@ from policies.config.grid import load_grid
 from policies.config.runconfig import load_config
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
 from policies.process.command import OneLineParser, add_objectives, add_overrides, exit_status
+from workloads.serving.options import add_serve_options, place_of
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -22,13 +23,18 @@ def main(arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="run|sweep|diagnose|preserve|profile|bench|trace|peer-bench",
+        metavar="run|serve|sweep|diagnose|preserve|profile|bench|trace|peer-bench",
         parser_class=OneLineParser,
     )
     run = commands.add_parser("run", help="one run")
     run.add_argument("config", type=Path, metavar="CONFIG.yaml")
     run.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
     run.set_defaults(action=_run)
+    serve = commands.add_parser("serve", help="a loaded model for clients of OpenAI's API over HTTP")
+    serve.add_argument("config", type=Path, metavar="CONFIG.yaml")
+    serve.add_argument("--no-plots", action="store_true", help="write no plots and no Perfetto trace")
+    add_serve_options(serve)
+    serve.set_defaults(action=_serve)
     sweep = commands.add_parser(
         "sweep", help="a grid of runs on one loaded model, one after another, resumable"
     )
@@ -84,9 +90,9 @@ def main(arguments: Sequence[str]) -> int:
     peer.add_argument("--model", default="ouro-1.4b", metavar="NAME")
     peer.add_argument("--out", type=Path, default=Path("results/runs/peer-bench"), metavar="DIR")
     peer.set_defaults(action=_peer_bench)
-    for command in (run, sweep):
+    for command in (run, serve, sweep):
         add_objectives(command)
-    for command in (run, sweep, diagnose, preserve, bench):
+    for command in (run, serve, sweep, diagnose, preserve, bench):
         command.add_argument("--device", default="cuda", metavar="cuda|cpu")
         add_overrides(command)
         command.add_argument(
@@ -138,6 +144,29 @@ def _run(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     print(f"run directory: {path}", file=sys.stderr)
     return _status(summary)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    place = place_of(options)
+    config = load_config(options.config, options.set, {"kind": "live"})
+    _need_torch()
+    from executor.serve import serve
+    from results.table import print_table
+
+    path, summary = serve(
+        config,
+        options.device,
+        place,
+        options.out,
+        plots=not options.no_plots,
+        audit=options.audit,
+        use_graphs=not options.no_graphs,
+    )
+    print_table([summary])
+    for note in summary["notes"]:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"run directory: {path}", file=sys.stderr)
+    return _status(summary) if summary["num_requests"] else 0
 
 
 def _sweep(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ rest.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,9 +27,8 @@ from executor.model.forward import (
     recurrent,
     store_rows,
 )
-from executor.model.sampling import SamplingRows, greedy, sample
+from executor.model.sampling import SAMPLING_DTYPES, SamplingRows, greedy, sample
 from executor.pools import Pools
-from policies.config.runconfig import SamplingSettings
 from policies.core.seam.batch import Stage, Work
 from policies.core.seam.exits import ExitRule
 
@@ -53,6 +52,7 @@ class ProgramKey(NamedTuple):
     tile_rows: int
     loops: int
     gate: GateRule | None = None
+    is_random: bool = False
 
 
 @dataclass(slots=True)
@@ -86,7 +86,6 @@ class Programs:
         max_rows: int,
         max_requests: int,
         inflight: int,
-        sampling: SamplingSettings,
         use_graphs: bool,
         after_loop: Callable[[int, torch.Tensor], None] | None = None,
     ) -> None:
@@ -104,17 +103,18 @@ class Programs:
         self._tokens = torch.zeros(max_logit_rows, dtype=torch.int32, device=self._device)
         pin = self._device.type == "cuda"
         self._host_tokens = torch.zeros((self._num_hosts, max_logit_rows), dtype=torch.int32, pin_memory=pin)
-        self._host_seeds = torch.zeros((self._num_hosts, max_logit_rows), dtype=torch.int64, pin_memory=pin)
+        self._host_settings = [
+            SamplingRows(
+                *(torch.zeros(max_logit_rows, dtype=kind, pin_memory=pin) for kind in SAMPLING_DTYPES)
+            )
+            for _ in range(self._num_hosts)
+        ]
         self._num_codas = 0
         self._decisions = torch.zeros(max_rows, dtype=torch.int32, device=self._device)
         self._host_decisions = torch.zeros((self._num_hosts, max_rows), dtype=torch.int32, pin_memory=pin)
         self._num_gated = 0
-        self._sampling = sampling
         self._settings = SamplingRows(
-            temperature=torch.full((max_logit_rows,), sampling.temperature, device=self._device),
-            top_k=torch.full((max_logit_rows,), sampling.top_k, dtype=torch.int32, device=self._device),
-            top_p=torch.full((max_logit_rows,), sampling.top_p, device=self._device),
-            seeds=torch.zeros(max_logit_rows, dtype=torch.int64, device=self._device),
+            *(torch.zeros(max_logit_rows, dtype=dtype, device=self._device) for dtype in SAMPLING_DTYPES)
         )
         self._buckets: dict[int, Bucket] = {}
         self._graphs: dict[ProgramKey, torch.cuda.CUDAGraph] = {}
@@ -140,14 +140,21 @@ class Programs:
             )
         return bucket
 
-    def run(self, work: Work, bucket: Bucket, tile_rows: int, gate: GateRule | None = None) -> None:
+    def run(
+        self,
+        work: Work,
+        bucket: Bucket,
+        tile_rows: int,
+        gate: GateRule | None = None,
+        is_random: bool = False,
+    ) -> None:
         """Enqueue the program of `work`, whose metadata copy has been enqueued before; `gate` decides on its
-        decode rows."""
+        decode rows. Where it `is_random`, `set_sampling` has said how its tokens are drawn."""
         rows = bucket.meta.layout.max_rows
         if work.loop_count:
             key = ProgramKey("recurrent", rows, tile_rows, work.loop_count, gate)
         elif work.stage is Stage.CODA:
-            key = ProgramKey("coda-exits" if work.exit_depths else "coda", rows, 0, 0)
+            key = ProgramKey("coda-exits" if work.exit_depths else "coda", rows, 0, 0, None, is_random)
         else:
             key = ProgramKey("prelude", rows, 0, 0)
         graph = self._graph_of(key)
@@ -210,7 +217,7 @@ class Programs:
         if key.kind == "coda-exits":
             model.ops.exit_copy(pools.kv.k, pools.kv.v, meta.slots, pools.kv.planes)
         if key.kind.startswith("coda"):
-            self._coda(meta, scratch, key.bucket)
+            self._coda(meta, scratch, key.bucket, key.is_random)
             return
         if key.gate is not None:
             drop_left(model, meta, pools.left)
@@ -226,39 +233,28 @@ class Programs:
                 self._after_loop(depth_offset, scratch.hidden)
         store_rows(model, meta, scratch, pools.hidden)
 
-    def _coda(self, meta: BatchMeta, scratch: Scratch, rows: int) -> None:
+    def _coda(self, meta: BatchMeta, scratch: Scratch, rows: int, is_random: bool) -> None:
         """Hidden rows to tokens; each token becomes the last one of its ring."""
         model, pools = self._model, self._pools
         logits, tokens = self._logits[:rows], self._tokens[:rows]
         model.ops.gather_rows(pools.hidden, meta.source_rows, scratch.hidden)
         lm_head(model, scratch.hidden, logits)
-        if self._sampling.temperature == 0:
-            greedy(logits, tokens)
+        if is_random:
+            sample(logits, self._settings.first(rows), tokens)
         else:
-            settings = self._settings
-            sample(
-                logits,
-                SamplingRows(
-                    settings.temperature[:rows],
-                    settings.top_k[:rows],
-                    settings.top_p[:rows],
-                    settings.seeds[:rows],
-                ),
-                tokens,
-            )
+            greedy(logits, tokens)
         rings = meta.sampled_rows
         pools.sampled.index_copy_(0, torch.where(rings < 0, len(pools.sampled) - 1, rings).long(), tokens)
 
-    @property
-    def is_random(self) -> bool:
-        """Whether tokens are drawn, so that every CODA row needs a seed."""
-        return self._sampling.temperature > 0
-
-    def set_seeds(self, seeds: list[int]) -> None:
-        """Enqueue the seeds of the next coda's rows."""
-        host = self._host_seeds[self._num_codas % self._num_hosts, : len(seeds)]
-        host.numpy()[:] = seeds
-        self._settings.seeds[: len(seeds)].copy_(host, non_blocking=True)
+    def set_sampling(self, rows: Sequence[tuple[float, int, float, int]]) -> None:
+        """Enqueue how the next coda's tokens are drawn: temperature, top_k, top_p and seed of every row. What
+        it pads them with is greedy."""
+        hosts = self._host_settings[self._num_codas % self._num_hosts]
+        columns = zip(*rows, strict=True)
+        for host, settings, values in zip(hosts.tensors(), self._settings.tensors(), columns, strict=True):
+            host.numpy()[: len(rows)] = values
+            host.numpy()[len(rows) :] = 1 if host is hosts.top_p else 0
+            settings.copy_(host, non_blocking=True)
 
     def copy_tokens(self, rows: int) -> torch.Tensor:
         """Enqueue a copy of the last coda's tokens to a host buffer: [rows] int32, valid from when the device
@@ -276,10 +272,12 @@ class Programs:
         host.copy_(self._decisions[:rows], non_blocking=True)
         return host
 
-    def warm_up(self, longest_range: int, exits: ExitRule, gate: GateRule | None) -> None:
+    def warm_up(
+        self, longest_range: int, exits: ExitRule, gate: GateRule | None, is_random: bool = False
+    ) -> None:
         """Make the programs that batches of ranges up to `longest_range` rows commonly need, for every
         bucket: one loop, all, and as many as decode rows run before they may leave. Decode rows alone may
-        have any number of loops left."""
+        have any number of loops left. Where it `is_random`, tokens are drawn."""
         num_loops, decode_loops = self._model.shape.num_loops, exits.boundary(0)
         classes = self._model.ops.tile_classes
         largest = next((rows for rows in classes if rows >= longest_range), classes[-1])
@@ -297,10 +295,15 @@ class Programs:
                 ProgramKey("prelude", size, 0, 0),
             ]
             if size <= len(self._tokens):
-                keys.append(ProgramKey("coda", size, 0, 0))
+                codas = ["coda"]
                 keys += [ProgramKey("recurrent", size, tiles[0], loops) for loops in range(2, num_loops)]
                 if exits.min_loops < num_loops and self._pools.kv.planes > 1:
-                    keys.append(ProgramKey("coda-exits", size, 0, 0))
+                    codas.append("coda-exits")
+                keys += [
+                    ProgramKey(kind, size, 0, 0, None, is_drawn)
+                    for kind in codas
+                    for is_drawn in sorted({False, is_random})
+                ]
             for key in dict.fromkeys(keys):
                 if self._use_graphs and key not in self._graphs:
                     self._try_capture(key)

@@ -16,10 +16,10 @@ import torch
 from executor.backend import DeviceBackend, Observer
 from executor.checks.audit import AddressAudit
 from executor.checks.fingerprint import Fingerprints
+from executor.clientele import Clientele, WorkloadClients
 from executor.errors import RunError
 from executor.outputs import Outputs
 from executor.progress import RunProgress
-from executor.prompts import prompt_ids
 from executor.runner import Runner
 from executor.session import PlannedRun, Session, tokens_sha256
 from executor.source import inputs_sha256
@@ -30,7 +30,6 @@ from policies.core.engine.runlog import RequestRecord
 from policies.core.errors import WriteError
 from policies.core.seam.oracle import Foresight
 from policies.costs.limit import Roofline
-from policies.process.interrupt import CtrlC
 from results.files import drafted
 from results.finish import write_outputs
 from results.identity import RunIdentity
@@ -64,6 +63,7 @@ def execute(
     audit: bool = False,
     observers: tuple[Observer, ...] = (),
     fingerprints: Fingerprints | None = None,
+    clients: Clientele | None = None,
 ) -> tuple[Path, dict[str, Any], dict[int, list[int]]]:
     """Run, write the run directory, return where it is, its summary and the output token ids by request.
 
@@ -72,6 +72,7 @@ def execute(
     given, and what was collected until then is in the directory. A disk that does not take it all raises
     `WriteError`. Raises `InputError` before there is a directory when policy, model and cache do not go
     together.
+    `clients` send the requests where the workload does not know them.
     """
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
     rule = config.exit.rule(shape.num_loops)
@@ -79,25 +80,25 @@ def execute(
     config.policy.check_card(shape, session.card)
     address_audit = make_audit(session, run) if audit else None
     inputs = {"input_sha256": inputs_sha256(config, session.uses_graphs)}
-    with RunDirectory.create(config.resolved, identity, out) as directory:
+    clients = clients or WorkloadClients(run, shape.vocab_size)
+    with RunDirectory.create(config.resolved, identity, out, clients.columns) as directory:
         (directory.path / TOKENS).unlink(missing_ok=True)
         outputs = Outputs()
+        clients.write_to(directory.requests.write)
 
         def ended(record: RequestRecord) -> None:
             outputs.ended(record)
-            directory.requests.write(record)
+            clients.ended(record)
 
-        engine = assemble(config, shape, workload.clients(), directory.batches, ended)
-        session.warm_up(
-            min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens), config.exit
-        )
+        engine = assemble(config, shape, clients.inbox, directory.batches, ended)
+        longest = min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens)
+        session.warm_up(longest, config.exit, clients.is_random)
         before = session.programs.counters()
         with (
             RunProgress(len(workload.requests), identity.directory_name) as progress,
-            CtrlC() as ctrl_c,
             few_collections(),
+            clients.open(timeline := make_timeline(session.device)) as is_stopped,
         ):
-            timeline = make_timeline(session.device)
             runner = Runner(
                 session.model,
                 session.pools,
@@ -107,6 +108,7 @@ def execute(
                 address_audit,
                 session.gate(config.exit),
                 session.swap,
+                clients.asking.sampling,
             )
             if fingerprints is not None:
                 fingerprints.attach(runner)
@@ -115,14 +117,17 @@ def execute(
                 engine,
                 runner,
                 timeline,
-                Foresight(workload.oracle, run.exit_oracle(rule), rule),
-                lambda request: prompt_ids(config.seed, request, shape.vocab_size),
+                Foresight(clients.oracle, run.exit_oracle(rule), rule),
+                clients.asking,
                 Roofline(session.shape, session.facts) if session.facts else None,
-                (progress, *observers),
-                lambda: ctrl_c.is_pressed,
+                (progress, *clients.observers, *observers),
+                is_stopped,
                 outputs,
             )
             ending = run_to_end(backend.run, session.synchronize)
+            fault = clients.fault()
+            if fault is not None and ending.error is None:
+                ending = Ending("failed", fault)
             at_end = session.sensors.read()
         for record in engine.log.records.values():
             outputs.ended(record)
@@ -144,7 +149,7 @@ def execute(
                 *config.policy.notes(shape),
                 *ignored_keys(config, "executor", any(request.content_ids for request in workload.requests)),
                 *session.programs.notes(),
-                *workload.notes,
+                *clients.notes,
             ),
             extra={
                 **inputs,

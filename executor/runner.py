@@ -8,7 +8,7 @@ collected.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,9 @@ from executor.programs import Programs
 from executor.swap import SwapSpace
 from executor.timeline import Mark, Timeline
 from policies.core.seam.batch import Stage, Transfers, Work
+from workloads.asked import Sampling
+
+GREEDY = Sampling()
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class Runner:
     """Owns the launch order of one run.
 
     `gate` decides after every loop which tokens leave early (None: no gate is asked); `swap` is where
-    requests that are preempted go (None: none is swapped).
+    requests that are preempted go (None: none is swapped); `sampling` says how a request's tokens are drawn.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Runner:
         audit: AddressAudit | None = None,
         gate: GateRule | None = None,
         swap: SwapSpace | None = None,
+        sampling: Callable[[int], Sampling] = lambda request_id: GREEDY,
     ) -> None:
         self._model = model
         self._pools = pools
@@ -67,6 +71,7 @@ class Runner:
         self._audit = audit
         self._gate = gate
         self._swap = swap
+        self._sampling = sampling
         if swap is not None:
             swap.clear()
         ops = model.ops
@@ -135,13 +140,10 @@ class Runner:
             self._audit.check(work, host, surplus)
         is_coda = work.stage is Stage.CODA
         gate = self._gate if work.stage is Stage.RECURRENT else None
-        if is_coda and self._programs.is_random:
-            self._programs.set_seeds(
-                [row_seed(self._seed, item.request_id, item.token_start) for item in work.ranges]
-            )
+        is_random = is_coda and self._set_sampling(work)
         start, swapped = self._swap_marks or (self._timeline.mark(), None)
         bucket.meta.update(host, packed.num_words)
-        self._programs.run(work, bucket, packed.tile_rows, gate)
+        self._programs.run(work, bucket, packed.tile_rows, gate, is_random)
         if self._audit is not None:
             self._audit.check_copies(work)
         tokens = self._programs.copy_tokens(work.rows) if is_coda else None
@@ -150,6 +152,20 @@ class Runner:
         self._rows += work.rows
         self._padded_rows += bucket.meta.layout.max_rows
         self.launched.append(Launched(work, start, swapped, end, tokens, decisions))
+
+    def _set_sampling(self, work: Work) -> bool:
+        """Say how the tokens of a CODA are drawn; return whether any is. The noise follows from a request's
+        own seed and the position where it has one, else from the run's seed, its id and the position."""
+        asked = [self._sampling(item.request_id) for item in work.ranges]
+        if not any([item.temperature > 0 for item in asked]):
+            return False
+        rows = []
+        for item, how in zip(work.ranges, asked, strict=True):
+            seed, stream = (self._seed, item.request_id) if how.seed is None else (how.seed, 0)
+            noise = row_seed(seed, stream, item.token_start)
+            rows.append((how.temperature, how.top_k, how.top_p, noise))
+        self._programs.set_sampling(rows)
+        return True
 
     def oldest_is_done(self) -> bool:
         """Whether the oldest launched batch has left the device."""

@@ -84,6 +84,7 @@ class Session:
         device: str,
         *,
         use_graphs: bool = True,
+        is_served: bool = False,
         dtype: torch.dtype | None = None,
         after_loop: Callable[[int, torch.Tensor], None] | None = None,
     ) -> None:
@@ -101,7 +102,7 @@ class Session:
         if source.checkpoint is None and first.model not in SHIPPED_MODELS:
             self.notes.append(f"random weights: {Path(first.model).name} holds none")
         self.uses_graphs = use_graphs and self.device.type == "cuda"
-        runs = plan_runs(configs, self.shape)
+        runs = plan_runs(configs, self.shape, is_served)
         max_positions = max(_max_positions(run.workload, run.shape(self.shape)) for run in runs)
         num_rings = max(config.scheduler.max_num_seqs for config in configs)
         block_size, planes = first.cache.block_size, first.cache.planes(self.shape.num_loops)
@@ -146,7 +147,6 @@ class Session:
                 max_rows,
                 num_rings,
                 inflight,
-                first.sampling,
                 self.uses_graphs,
                 after_loop,
             )
@@ -202,9 +202,10 @@ class Session:
             return None
         return GateRule(exits.threshold, rule.min_loops, rule.max_loops, self.shape.num_loops)
 
-    def warm_up(self, longest_range: int, exits: ExitSettings) -> None:
+    def warm_up(self, longest_range: int, exits: ExitSettings, is_random: bool) -> None:
         """Compile and capture what batches will need, outside any measured time, for every bucket."""
-        self.programs.warm_up(longest_range, exits.rule(self.shape.num_loops), self.gate(exits))
+        rule, gate = exits.rule(self.shape.num_loops), self.gate(exits)
+        self.programs.warm_up(longest_range, rule, gate, is_random)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -212,12 +213,11 @@ class Session:
 
 
 def check_alike(configs: Sequence[RunConfig]) -> None:
-    """Raise `InputError` unless all runs can share one loaded model: same model, seed, sampling, block size
-    and layout."""
+    """Raise `InputError` unless all runs can share one loaded model: same model, seed, block size and
+    layout."""
     for key, of in (
         ("model", lambda config: config.model),
         ("seed", lambda config: config.seed),
-        ("sampling", lambda config: config.sampling),
         ("cache.block_size", lambda config: config.cache.block_size),
         ("cache.layout", lambda config: config.cache.layout),
     ):
@@ -229,7 +229,7 @@ def check_alike(configs: Sequence[RunConfig]) -> None:
             )
 
 
-def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRun]:
+def plan_runs(configs: Sequence[RunConfig], shape: ModelShape, is_served: bool = False) -> list[PlannedRun]:
     """Every config with its workload; equal workloads are loaded once. Raises `InputError`."""
     workloads: dict[WorkloadSpec, Workload] = {}
     runs = []
@@ -240,6 +240,7 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape) -> list[PlannedRu
         spec = parse_workload(config.workload, config.where)
         if spec not in workloads:
             workloads[spec] = load_workload(spec, config.seed, config.base_dir)
+        workloads[spec].check_live(is_served)
         run = PlannedRun(config, workloads[spec])
         run.exit_oracle(config.exit.rule(shape.num_loops))
         runs.append(run)
@@ -257,6 +258,8 @@ def check_some_request_fits(run: PlannedRun, shape: ModelShape) -> None:
     """Raise `InputError` when context or KV pool refuse every request of `run`: it would end without having
     shown anything."""
     config = run.config
+    if run.workload.is_live:
+        return
     scheduler = assemble(config, run.shape(shape), run.workload.clients()).scheduler
     refusals = ((request.request_id, scheduler.refusal(request)) for request in run.workload.requests)
     request_id, reason = next(refusals)
@@ -268,7 +271,10 @@ def check_some_request_fits(run: PlannedRun, shape: ModelShape) -> None:
 
 
 def _max_positions(workload: Workload, shape: ModelShape) -> int:
-    """Longest prompt and output of the requests that the model's context admits."""
+    """Longest prompt and output of the requests that the model's context admits; of requests that are not
+    known, all of it."""
+    if workload.is_live:
+        return shape.max_context_tokens
     totals = [request.prompt_tokens + request.max_tokens for request in workload.requests]
     return max((total for total in totals if total <= shape.max_context_tokens), default=1)
 

@@ -56,9 +56,10 @@ def serve(
     broken: WriteError | None = None
     with (
         RunDirectory.create(config.resolved, identity, out, HTTP_COLUMNS) as directory,
-        Server(place, listening, directory.requests.write) as server,
+        Server(place, listening) as server,
     ):
         inbox = server.inbox
+        inbox.write = directory.requests.write
         engine = assemble(config, model, inbox, directory.batches, inbox.record_ended)
         env = PacedEnvironment(inbox, inbox.look, server.wait, server.is_stopped)
         rule = config.exit.rule(model.num_loops)

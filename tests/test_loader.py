@@ -210,7 +210,8 @@ def test_the_published_config_gives_the_shipped_shape(tmp_path: Path) -> None:
     shape = shape_from_hf_config(write_config(tmp_path))
     assert replace(shape, name=OURO_1_4B.name) == OURO_1_4B
     assert resolve_model(str(tmp_path / "config.json")).checkpoint is None
-    assert resolve_model(str(tmp_path)).checkpoint is None
+    with pytest.raises(InputError, match=r"holds no .*safetensors.*config.json itself for random weights"):
+        resolve_model(str(tmp_path))
     (tmp_path / SINGLE_FILE).write_bytes(b"")
     assert resolve_model(str(tmp_path)).checkpoint == tmp_path
 

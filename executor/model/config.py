@@ -14,7 +14,10 @@ from policies.core.models.shape import SHIPPED_MODELS, ModelShape
 from policies.process.sentences import shown
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB_FILES = ["config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"]
+HUB_FILES = [
+    "config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+]  # fmt: skip
 OTHER_WEIGHTS = {".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz", ".onnx", ".pkl"}
 KERNEL_HEAD_DIMS = (16, 32, 64, 128)
 
@@ -31,9 +34,9 @@ class ModelSource:
 def resolve_model(spec: str) -> ModelSource:
     """What `spec` names: a shipped shape, a `config.json` (random weights), a checkpoint folder, or a hub id.
 
-    A folder without weights of any kind counts as its `config.json`. A hub id (`owner/name`) is resolved
-    through huggingface_hub when that is installed. Raises `InputError` naming what was given and what was
-    expected.
+    A folder must hold weights: whoever wants random ones names its `config.json`. A hub id (`owner/name`) is
+    resolved through huggingface_hub when that is installed. Raises `InputError` naming what was given and
+    what was expected.
     """
     if spec in SHIPPED_MODELS:
         if not spec.startswith("ouro"):
@@ -56,22 +59,22 @@ def resolve_model(spec: str) -> ModelSource:
             f"{path}: head_dim is {shape.head_dim}, the executor supports "
             f"{', '.join(map(str, KERNEL_HEAD_DIMS))}"
         )
-    return ModelSource(shape, path if _has_weights(path) else None)
+    if path.is_dir():
+        _check_weights(path)
+        return ModelSource(shape, path)
+    return ModelSource(shape, None)
 
 
-def _has_weights(path: Path) -> bool:
-    """Whether `path` is a folder with weights that can be read. Raises `InputError` when it has others."""
-    if not path.is_dir():
-        return False
-    if any(path.glob("*.safetensors*")):
-        return True
-    others = sorted(item.name for item in path.iterdir() if item.suffix in OTHER_WEIGHTS)
-    if others:
-        raise InputError(
-            f"{path}: holds {shown(others[0])} and no *.safetensors, the one format of weights that is read; "
-            "convert it, or give the path of config.json itself for random weights"
-        )
-    return False
+def _check_weights(folder: Path) -> None:
+    """Raise `InputError` for a folder without weights that can be read."""
+    if any(folder.glob("*.safetensors*")):
+        return
+    others = sorted(item.name for item in folder.iterdir() if item.suffix in OTHER_WEIGHTS)
+    found = f"holds {shown(others[0])} and no *.safetensors" if others else "holds no *.safetensors"
+    raise InputError(
+        f"{folder}: {found}, the one format of weights that is read; expected a checkpoint, or the path of "
+        "config.json itself for random weights"
+    )
 
 
 def _from_hub(spec: str) -> Path:

@@ -26,6 +26,17 @@ class SamplingRows:
     top_p: torch.Tensor  # [rows] float32, in (0, 1]
     seeds: torch.Tensor  # [rows] int64
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.temperature, self.top_k, self.top_p, self.seeds)
+
+    def first(self, rows: int) -> "SamplingRows":
+        """Views of the first rows."""
+        return SamplingRows(*(tensor[:rows] for tensor in self.tensors()))
+
+
+SAMPLING_DTYPES = (torch.float32, torch.int32, torch.float32, torch.int64)
+"""Of the fields of `SamplingRows`."""
+
 
 def row_seed(seed: int, request_id: int, position: int) -> int:
     """The seed of the token that follows `position` of a request: a signed 64-bit integer, the same in every
@@ -43,7 +54,7 @@ def greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
 
 def sample(logits: torch.Tensor, rows: SamplingRows, out: torch.Tensor) -> None:
     """Draw a token of every row: logits [rows, vocab] to out [rows] int32. top-k cuts before top-p, which
-    renormalises."""
+    renormalises. A row at temperature 0 gets what `greedy` gives it."""
     wide = logits.double()
     is_random = (rows.temperature > 0)[:, None]
     scaled = wide / torch.where(is_random, rows.temperature.double()[:, None], 1.0)
@@ -58,7 +69,8 @@ def sample(logits: torch.Tensor, rows: SamplingRows, out: torch.Tensor) -> None:
     kept &= (before < top_p * weight.sum(1, keepdim=True)) | (top_p >= 1.0)
     is_candidate = torch.zeros_like(kept).scatter_(1, order, kept)
     noise = torch.where(is_random, _gumbel(rows.seeds, vocab), 0.0)
-    out.copy_((scaled + noise).masked_fill_(~is_candidate, float("-inf")).argmax(dim=1))
+    drawn = (scaled + noise).masked_fill_(~is_candidate, float("-inf")).argmax(dim=1)
+    out.copy_(torch.where(is_random[:, 0], drawn, logits.argmax(dim=1)))
 
 
 def _gumbel(seeds: torch.Tensor, vocab: int) -> torch.Tensor:

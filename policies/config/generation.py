@@ -17,7 +17,7 @@ NAME = "generation_config.json"
 APPLIED = {"eos_token_id", "do_sample", "temperature", "top_k", "top_p"}
 WITHOUT_EFFECT = {"_from_model_config", "bos_token_id", "pad_token_id", "transformers_version", "use_cache"}
 """Bookkeeping, and what only matters to how another library batches."""
-MAX_EOS = 64
+MAX_EOS = 256
 
 
 @dataclass(frozen=True, slots=True)

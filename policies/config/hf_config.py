@@ -89,12 +89,14 @@ class _Reader:
         if shape.head_dim % 2:
             raise self._wrong("head_dim", "an even number (RoPE rotates its two halves)")
         for key in ("bos_token_id", "eos_token_id"):
-            if (self.values.get(key) or 0) >= shape.vocab_size:
+            if (_first(self.values.get(key)) or 0) >= shape.vocab_size:
                 raise self._wrong(key, f"a token id below vocab_size {shape.vocab_size}")
         return HFConfig(shape, tuple(self._notes()))
 
     def _shape(self) -> ModelShape:
         found = {field: self.values[key] for field, key in SIZES.items() if self.values.get(key) is not None}
+        if "eos_token_id" in found:
+            found["eos_token_id"] = _first(found["eos_token_id"])
         if "rope_theta" in self._rope_parameters():
             found.setdefault("rope_theta", self._rope_parameters()["rope_theta"])
         if isinstance(heads := found.get("num_heads"), int):
@@ -166,6 +168,11 @@ class _Reader:
     def _wrong(self, key: str, expected: str) -> InputError:
         state = "is missing" if key not in self.values else f"is {_json(self.values[key])}"
         return InputError(f"{self.path}: {key} {state}, expected {expected}")
+
+
+def _first(ids: Any) -> Any:
+    """A token id, the first of several."""
+    return ids[0] if isinstance(ids, list) and ids else ids
 
 
 def _json(value: Any) -> str:

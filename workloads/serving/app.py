@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from policies.core.errors import InputError
 from policies.process.sentences import one_line, shown
+from workloads.asked import Sampling
 from workloads.serving.answers import Answer, error_response
-from workloads.serving.asked import Sampling
 from workloads.serving.bodies import Chat, Common, Completion, parse_body
 from workloads.serving.desk import Desk, Full, Gone
 from workloads.serving.gauges import CONTENT_TYPE, Gauges

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies.core.seam.request import Status
-from workloads.serving.asked import Asked
+from workloads.asked import Asked
 from workloads.serving.gauges import Gauges
 from workloads.serving.link import Link
 

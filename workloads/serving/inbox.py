@@ -13,7 +13,7 @@ from policies.core.engine.runlog import RequestRecord
 from policies.core.seam.events import Arrival, HangUp, Mail
 from policies.core.seam.inbox import Mailbox
 from policies.core.seam.request import Request
-from workloads.serving.asked import Asked
+from workloads.asked import Asked
 from workloads.serving.link import Link, Message
 
 Write = Callable[[RequestRecord, tuple[int | None, ...]], None]
@@ -34,10 +34,10 @@ HTTP_COLUMNS = tuple(f"http_{name}" for name in Sent._fields)
 class LiveInbox(Mailbox):
     """Requests from `link`. `write` gets the record of each that has ended, with its HTTP times."""
 
-    def __init__(self, link: Link, write: Write) -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__()
+        self.write: Write = lambda record, sent: None
         self._link = link
-        self._write = write
         self._taken_ns = -1
         self._raw: deque[Asked | int] = deque()
         self._asked: dict[int, Asked] = {}
@@ -95,7 +95,7 @@ class LiveInbox(Mailbox):
                 number, sent = int(fields["number"]), Sent(*fields["times"])
                 record = self._to_write.pop(number, None)
                 if record is not None:
-                    self._write(record, sent)
+                    self.write(record, sent)
                 elif number in self._asked:  # of a client that hangs up, which the engine does not know yet
                     self._sent[number] = sent
             case "drained":
@@ -124,7 +124,7 @@ class LiveInbox(Mailbox):
         if sent is None:
             self._to_write[number] = record
         else:
-            self._write(record, sent)
+            self.write(record, sent)
         self._link.send("end", number=number, status=record.status.value, reason=record.reason)
 
     def hear_the_rest(self, is_over: Callable[[], bool]) -> None:
@@ -137,7 +137,7 @@ class LiveInbox(Mailbox):
                 if message.kind == "sent":
                     self._hear(message)
         for record in self._records():
-            self._write(record, Sent())
+            self.write(record, Sent())
 
     def _records(self) -> Iterator[RequestRecord]:
         while self._to_write:

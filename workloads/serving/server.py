@@ -15,8 +15,8 @@ from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
 from policies.process.interrupt import SIGNALS
 from policies.process.sentences import shown
-from workloads.serving.asked import Sampling
-from workloads.serving.inbox import LiveInbox, Write
+from workloads.asked import Sampling
+from workloads.serving.inbox import LiveInbox
 from workloads.serving.link import Link
 from workloads.serving.options import Place
 from workloads.serving.settings import Settings
@@ -98,16 +98,15 @@ class Server:
     """While entered, an HTTP process serves what the engine of this process answers.
 
     The first SIGINT, SIGTERM or SIGHUP drains: nobody is let in, and the engine's run ends when all are
-    served. With the second `is_stopped`; the run ends at once. `inbox` is the engine's. `write` gets records
-    of requests that have ended, with their HTTP times.
+    served. With the second `is_stopped`; the run ends at once. `inbox` is the engine's.
     """
 
-    def __init__(self, place: Place, listening: socket.socket, write: Write) -> None:
+    def __init__(self, place: Place, listening: socket.socket) -> None:
         self._place = place
         self._listening = listening
         ours, theirs = socket.socketpair()
         self._link, self._theirs = Link(ours), theirs
-        self.inbox = LiveInbox(self._link, write)
+        self.inbox = LiveInbox(self._link)
         self._front: subprocess.Popen[bytes] | None = None
         self._previous: dict[int, object] = {}
         self._num_signals = 0

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from workloads.serving.asked import Sampling
+from workloads.asked import Sampling
 
 
 @dataclass(frozen=True, slots=True)

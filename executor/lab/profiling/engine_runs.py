@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from executor.asking import AsConfigured
 from executor.backend import DeviceBackend
 from executor.lab.profiling.cases import Case, Scale
 from executor.lab.profiling.measure import median, percentile
 from executor.lab.profiling.serving import INFLIGHT, mix
 from executor.programs import Programs
-from executor.prompts import prompt_ids
 from executor.run import few_collections
 from executor.runner import Launched, Runner
 from executor.session import PlannedRun, Session
@@ -122,7 +122,7 @@ def _observe(session: Session, run: PlannedRun, is_stopped: Callable[[], bool]) 
             Runner(session.model, session.pools, session.programs, timeline, config.seed),
             timeline,
             Foresight(workload.oracle, None, rule),
-            lambda request: prompt_ids(config.seed, request, shape.vocab_size),
+            AsConfigured(config.seed, shape.vocab_size, config.sampling),
             None,
             (watch,),
             is_stopped,
