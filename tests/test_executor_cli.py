@@ -134,12 +134,16 @@ def test_other_weights_give_other_tokens() -> None:
     assert summary()["output_token_sha256"] != expected
 
 
-def test_a_config_without_weights_runs_random_ones_and_says_so() -> None:
+def test_only_a_config_by_its_name_runs_random_weights_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     checkpoint()
     Path("ckpt/model.safetensors").unlink()
-    for model in ("ckpt", "ckpt/config.json"):
-        assert run(model=model) == 0
-        assert summary()["weights"] == "random, seed 0"
+    assert run(model="ckpt/config.json") == 0
+    assert summary()["weights"] == "random, seed 0"
+    capsys.readouterr()
+    assert run(model="ckpt") == 2
+    assert "holds no *.safetensors" in capsys.readouterr().err
 
 
 def truncate(folder: Path) -> None:
