@@ -84,6 +84,7 @@ class Runner:
                 shape.num_heads,
                 ops.attention_slots,
                 ops.tile_classes,
+                ops.tall_margin,
             ),
             pools,
             shape.num_loops,

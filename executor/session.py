@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from executor.cuda.select import with_few_rows
+from executor.cuda.select import with_cuda
 from executor.environment import check_memory, choose_threads, prepare_environment, resolve_device
 from executor.kernels.gate import GateRule
 from executor.kernels.meta import MAX_PARTIALS
@@ -122,7 +122,12 @@ class Session:
                 check_some_request_fits(run, self.shape)
             ops = select_ops(self.shape, MAX_PARTIALS, self.device)
             if self.device.type == "cuda":
-                ops = with_few_rows(ops, self.shape, self.device)
+                ops = with_cuda(ops, self.shape, self.device, first.attention)
+            elif first.attention != "auto":
+                raise InputError(
+                    f"{first.where}: attention: {first.attention} runs on a CUDA device, not on "
+                    f"{self.device.type}"
+                )
             self.model = LoopedModel.assemble(self.shape, weights, ops, max_positions)
             self.pools = Pools.allocate(
                 self.shape,
@@ -213,11 +218,12 @@ class Session:
 
 
 def check_alike(configs: Sequence[RunConfig]) -> None:
-    """Raise `InputError` unless all runs can share one loaded model: same model, seed, block size and
-    layout."""
+    """Raise `InputError` unless all runs can share one loaded model: same model, seed, attention, block
+    size and layout."""
     for key, of in (
         ("model", lambda config: config.model),
         ("seed", lambda config: config.seed),
+        ("attention", lambda config: config.attention),
         ("cache.block_size", lambda config: config.cache.block_size),
         ("cache.layout", lambda config: config.cache.layout),
     ):

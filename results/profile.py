@@ -78,9 +78,10 @@ HEADER_KEYS = (
 rounded to: row counts of the captured programs and heights of query tiles (blank-separated, ascending), keys
 of a history tile and of a split, work units of attention that run at once, and the room for splits: rows of
 partial results, items beyond one for each bucket row."""
-LATER_KEYS = ("short_rows", "few_rows")
+LATER_KEYS = ("short_rows", "few_rows", "tall_margin")
 """Of profiles from executors that have them: items of up to so many query rows run in the lowest tiles, and
-buckets of up to so many rows have attention kernels of their own (0: none has)."""
+buckets of up to so many rows have attention kernels of their own (0: none has); tall tiles are cut beyond so
+many times an even share."""
 COMPLETE = "# complete: "
 
 

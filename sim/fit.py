@@ -7,6 +7,7 @@ stale fit.
 
 import dataclasses
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from policies.config.hf_config import shape_from_hf_config
 from policies.core.errors import InputError
 from policies.core.models.shape import HUB_MODELS, SHIPPED_MODELS, ModelShape
 from policies.core.seam.batch import Stage
-from policies.costs.features import Cutting, Features
+from policies.costs.features import SPLIT_MARGIN, Cutting, Features
 from policies.costs.modelfile import FIT_VERSION, SCHEMA, Copies, Errors, ModelFile, read_model
 from policies.process.sentences import nearest
 from results.profile import Profile, read_profile
@@ -163,9 +164,16 @@ def cutting_of(profile: Profile, model: ModelShape) -> Cutting:
     few_rows = FEW_ROWS.get(profile.header["kernel_sha256"], 0)
     if "few_rows" in profile.header:
         few_rows = numbers("few_rows", least=0)[0]
+    text = profile.header.get("tall_margin", str(SPLIT_MARGIN))
+    try:
+        tall_margin = float(text)
+    except ValueError:
+        tall_margin = 0.0
+    if not 1 <= tall_margin < math.inf:
+        raise InputError(f"{profile.path}: tall_margin: {text!r}, expected a number of 1 or more")
     return Cutting(
         buckets, heights, tile_keys, split_keys, slots, partials, spare_items, model.num_heads, short_rows,
-        few_rows,
+        few_rows, tall_margin,
     )  # fmt: skip
 
 

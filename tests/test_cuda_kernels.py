@@ -11,10 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from executor.cuda import attention, cache, driver, products, select  # noqa: E402
+from executor.cuda import attention, cache, driver, products, select, tall_attention  # noqa: E402
 from executor.cuda.plan import MAX_ROWS, SERVED_ROWS, TILE_COLUMNS, plan_product, plan_products  # noqa: E402
 from executor.errors import KernelError  # noqa: E402
 from executor.kernels.ops import torch_ops  # noqa: E402
+from policies.core.errors import InputError  # noqa: E402
 from policies.core.models.shape import OURO_1_4B, OURO_TINY  # noqa: E402
 
 MULTIPROCESSOR_BYTES, BLOCK_BYTES = 228 * 1024, 227 * 1024
@@ -74,6 +75,7 @@ def fields_of(source: str, name: str) -> list[str]:
     ("structure", "source", "name"),
     [
         (attention.Arguments, attention.SOURCE, "Attention"),
+        (tall_attention.Arguments, tall_attention.SOURCE, "Attention"),
         (products.RopeWrite, products.source_of(plan_products(OURO_1_4B) or {}), "RopeWrite"),
     ],
 )
@@ -89,12 +91,13 @@ def test_structures_of_the_driver_have_the_sizes_of_its_header() -> None:
     assert ctypes.sizeof(driver._Config) == 56
     assert ctypes.sizeof(driver.TensorMap) == 128
     assert ctypes.sizeof(attention.Arguments) % 64 == 0
+    assert ctypes.sizeof(tall_attention.Arguments) % 64 == 0
 
 
 def test_sources_need_no_header_and_know_the_sizes_of_the_model() -> None:
     """NVRTC has none beside it."""
     source = products.source_of(plan_products(OURO_1_4B) or {})
-    assert "#include" not in source + attention.SOURCE
+    assert "#include" not in source + attention.SOURCE + tall_attention.SOURCE
     assert "#define DOWN_IN 5632\n" in source
 
 
@@ -154,7 +157,8 @@ class Card:
         monkeypatch.setattr(select, "ResidualNorms", lambda module: _unused)
         monkeypatch.setattr(select.Attention, "load", classmethod(lambda cls, base, module: _unused))
         monkeypatch.setattr(select, "differing", self._differing)
-        for name in ("differing_attention", "differing_norms"):
+        monkeypatch.setattr(select.TallAttention, "load", classmethod(lambda cls, base, module: _unused))
+        for name in ("differing_attention", "differing_tall", "differing_norms"):
             monkeypatch.setattr(select, name, lambda *_: [])
 
     def _differing(self, *_: object) -> list[str]:
@@ -170,8 +174,8 @@ class _Products:
     linear = linear_rope = linear_swiglu = staticmethod(_unused)
 
 
-def chosen(shape=OURO_1_4B):
-    return select.with_few_rows(torch_ops(), shape, torch.device("cpu"))
+def chosen(shape=OURO_1_4B, attention="auto"):
+    return select.with_cuda(torch_ops(), shape, torch.device("cpu"), attention)
 
 
 def test_the_bits_of_a_card_are_checked_once_and_kept(empty_cache: Path, monkeypatch) -> None:
@@ -181,6 +185,30 @@ def test_the_bits_of_a_card_are_checked_once_and_kept(empty_cache: Path, monkeyp
         assert ops.linear is _unused and ops.attention is _unused
         assert "CUDA C++" in ops.kernels and "torch for the rest" in ops.kernels
     assert card.checks == 1
+
+
+def test_attention_by_triton_keeps_its_tiles_and_the_products_of_few_rows(
+    empty_cache: Path, monkeypatch
+) -> None:
+    Card(monkeypatch)
+    ops, base = chosen(attention="triton"), torch_ops()
+    assert ops.linear is _unused and ops.attention is base.attention
+    assert (ops.tile_classes, ops.tall_margin) == (base.tile_classes, base.tall_margin)
+    assert "but for attention" in ops.kernels and "but for attention" not in chosen().kernels
+    ours = chosen(attention="cuda")
+    assert "ranges over 32 rows" in ours.kernels
+    assert (ours.tile_classes, ours.tall_margin) == (tall_attention.TILE_CLASSES, tall_attention.TALL_MARGIN)
+
+
+def test_attention_by_cuda_that_cannot_be_had_is_refused_in_one_sentence(
+    empty_cache: Path, monkeypatch
+) -> None:
+    card = Card(monkeypatch)
+    card.found = ["attention of ((0, 128),) in tiles of 128, 1 slots"]
+    with pytest.raises(
+        InputError, match=r"attention: cuda cannot be had: torch .no CUDA C.*: bits differ in"
+    ):
+        chosen(attention="cuda")
 
 
 def test_a_card_whose_bits_differ_runs_the_other_kernels_and_says_so(empty_cache: Path, monkeypatch) -> None:

@@ -62,6 +62,7 @@ CASES: list[tuple[str, list[str], str]] = [
     ("changes", [*CROWD, SLO], "policy.model=roofline:a100-80gb"),
     ("changes", [*CROWD, SLO], "policy.margin=2"),
     ("changes", [], "seed=1"),
+    ("named", [], "attention=triton"),
     *(("changes", [], f"slo.{name}=20") for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")),
     ("changes", ["slo.ttft_ms=20"], "slo.share=0.5"),
     ("refused", [], "slo.share=0.5"),

@@ -26,8 +26,8 @@ def plain_class(classes: tuple[int, ...], spans: list[tuple[int, int]]) -> int:
             short += tiles
         else:
             tall += tiles * -(-count // height)
-    if height > 64 and 2 * short > tall:
-        height = max(rows for rows in classes if rows <= 64)
+    if height > 64 and 64 in classes and 2 * short > tall:
+        height = 64
     return height
 
 
@@ -66,7 +66,7 @@ def plain_words(packer: Packer, layout: MetaLayout, segments: list[Segment]) -> 
     used = extra_items = partials = 0
     for first, count, position, ring, depth, splits in tiles:
         end_tile = (position + count - 1) // TILE_KEYS + 1
-        is_split = splits > 1.25 * max(1, even_share)
+        is_split = splits > (packer.tall_margin if tile_rows > 64 else 1.25) * max(1, even_share)
         if is_split:
             extra_items += splits - 1
             partials += splits * count
@@ -99,7 +99,7 @@ def plain_words(packer: Packer, layout: MetaLayout, segments: list[Segment]) -> 
     return header + by_field + [word for entry in combines + items for word in entry]
 
 
-@pytest.mark.parametrize("tile_classes", [(16,), (16, 64), (16, 32, 64, 128)])
+@pytest.mark.parametrize("tile_classes", [(16,), (16, 64), (16, 32, 64, 128), (16, 32, 128)])
 def test_every_word_is_what_plain_loops_write(tile_classes: tuple[int, ...]) -> None:
     draw = random.Random(len(tile_classes))
     groups = np.array([draw.sample(range(RINGS * GROUPS), GROUPS) for _ in range(RINGS)], dtype=np.int32)
@@ -117,7 +117,15 @@ def test_every_word_is_what_plain_loops_write(tile_classes: tuple[int, ...]) -> 
         ]  # fmt: skip
         num_rows = sum(segment[3] for segment in segments)
         layout = MetaLayout.for_rows(num_rows + draw.randrange(20), max_partials=draw.choice([64, 8192]))
-        packer = Packer(groups, PLANES, BLOCK_SIZE, HEADS, draw.choice([1, 64, 264]), tile_classes)
+        packer = Packer(
+            groups,
+            PLANES,
+            BLOCK_SIZE,
+            HEADS,
+            draw.choice([1, 64, 264]),
+            tile_classes,
+            draw.choice([1.25, 2.5]),
+        )
         host = HostMeta.allocate(layout, False)
         packed = packer.pack(host, np.array(segments, dtype=np.int64))
         assert host.buffer[: packed.num_words].tolist() == plain_words(packer, layout, segments)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, HostMeta, MetaLayout
-from executor.kernels.worklist import SHORT_ROWS, SPLIT_KEYS, TILE_KEYS, Packer
+from executor.kernels.worklist import CUT_MARGIN, SHORT_ROWS, SPLIT_KEYS, TILE_KEYS, Packer
 from policies.core.seam.batch import ScheduledRange, Stage
 from policies.costs.features import Cutting
 
@@ -21,7 +21,9 @@ SPANS = st.lists(
 LAYOUT = MetaLayout.for_rows(4096, max_partials=8192)
 
 
-def cutting(slots: int = 264, heights: tuple[int, ...] = (16, 32, 64, 128)) -> Cutting:
+def cutting(
+    slots: int = 264, heights: tuple[int, ...] = (16, 32, 64, 128), tall_margin: float = CUT_MARGIN
+) -> Cutting:
     """One bucket of 4096 rows, so that all batches are packed with the same room."""
     return Cutting(
         (4096,),
@@ -33,6 +35,7 @@ def cutting(slots: int = 264, heights: tuple[int, ...] = (16, 32, 64, 128)) -> C
         LAYOUT.max_items - LAYOUT.max_rows,
         HEADS,
         SHORT_ROWS,
+        tall_margin=tall_margin,
     )
 
 
@@ -44,7 +47,7 @@ def ranges(spans: list[tuple[int, int]]) -> list[ScheduledRange]:
 
 
 def packed_items(
-    spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...]
+    spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...], margin: float = CUT_MARGIN
 ) -> tuple[int, np.ndarray, np.ndarray]:
     """Tile height, items and combine entries that the executor's packer makes of `spans`."""
     groups = np.zeros((len(spans), 600), dtype=np.int32)
@@ -52,17 +55,22 @@ def packed_items(
         [(at, 0, start, count, -1, -1) for at, (start, count) in enumerate(spans)], dtype=np.int64
     )
     host = HostMeta.allocate(LAYOUT, pin=False)
-    tile_rows = Packer(groups, 4, 16, HEADS, slots, heights).pack(host, segments).tile_rows
+    tile_rows = Packer(groups, 4, 16, HEADS, slots, heights, margin).pack(host, segments).tile_rows
     return tile_rows, host.items[: host.header[HEADER_ITEMS]], host.combines[: host.header[HEADER_COMBINES]]
 
 
-@given(SPANS, st.sampled_from([1, 40, 264]), st.sampled_from([(16,), (16, 32, 64, 128)]))
+@given(
+    SPANS,
+    st.sampled_from([1, 40, 264]),
+    st.sampled_from([(16,), (16, 32, 64, 128), (16, 32, 128)]),
+    st.sampled_from([CUT_MARGIN, 2.5]),
+)
 def test_features_count_the_items_that_the_executor_packs(
-    spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...]
+    spans: list[tuple[int, int]], slots: int, heights: tuple[int, ...], margin: float
 ) -> None:
-    cuts = cutting(slots, heights)
+    cuts = cutting(slots, heights, margin)
     work = cuts.features(cuts.key(ranges(spans)))
-    tile_rows, items, combines = packed_items(spans, slots, heights)
+    tile_rows, items, combines = packed_items(spans, slots, heights, margin)
     lengths = (items[:, 6] - items[:, 5]).tolist()
     programs = max(1, slots * 64 // max(64, tile_rows))
     is_short = items[:, 1] <= SHORT_ROWS

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from executor.cuda.driver import Kernel, Module, TensorMap, tensor_map
+from executor.cuda.tall_attention import TallAttention
 from executor.kernels.attention import LOG2_E, AttentionLauncher
 from executor.kernels.kv import KVPools
 from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, BatchMeta
@@ -64,7 +65,7 @@ class Arguments(ctypes.Structure):
 class Attention:
     """Called like `AttentionLauncher`; `base` serves what this does not. `clusters` run at once."""
 
-    base: AttentionLauncher
+    base: AttentionLauncher | TallAttention
     kernel: Kernel
     combine: Kernel
     clusters: int
@@ -72,7 +73,7 @@ class Attention:
     maps: dict[tuple[int, int], tuple[TensorMap, TensorMap]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, base: AttentionLauncher, module: Module) -> "Attention":
+    def load(cls, base: AttentionLauncher | TallAttention, module: Module) -> "Attention":
         kernel = module.kernel("attention", SHARED_BYTES)
         clusters = kernel.max_clusters(THREADS, SHARED_BYTES, CLUSTER)
         return cls(base, kernel, module.kernel("combine", 0), clusters)

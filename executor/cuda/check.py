@@ -11,6 +11,8 @@ from executor.cuda.attention import Attention
 from executor.cuda.norms import ResidualNorms
 from executor.cuda.plan import SERVED_ROWS, ProductPlan
 from executor.cuda.products import Products
+from executor.cuda.tall_attention import TILE_ROWS, TallAttention
+from executor.kernels.attention import AttentionLauncher
 from executor.kernels.kv import KVPools
 from executor.kernels.linear import linear_cublas, linear_rope, linear_swiglu
 from executor.kernels.meta import BatchMeta, HostMeta, MetaLayout
@@ -90,15 +92,35 @@ SPANS = (
     ((3000, 1),),
     ((1023, 1),) * 8,
 )
-"""(first position, rows) of the segments of the batches that attention is compared on."""
+"""(first position, rows) of the segments of the batches that attention of few rows is compared on."""
+TALL_SPANS = (
+    ((0, 128), (0, 65), (0, 1)),
+    ((1, 128), (63, 100), (64, 127)),
+    ((448, 64), (511, 130), (512, 256)),
+    ((2000, 48), (1990, 16), (1337, 1), (3000, 333)),
+    ((3968, 128), (1024, 512)),
+)
+"""The same of taller tiles."""
 
 
 def differing_attention(ours: Attention, shape: ModelShape) -> list[str]:
     """`attention of SPANS` of every batch whose outputs differ in a bit, cut into splits and whole."""
     ours = dataclasses.replace(ours, max_rows=max(sum(count for _, count in spans) for spans in SPANS))
+    return _differing(ours, ours.base, shape, SPANS, SHORT_ROWS)
+
+
+def differing_tall(ours: TallAttention, shape: ModelShape) -> list[str]:
+    """The same of TALL_SPANS."""
+    return _differing(ours, ours.base, shape, TALL_SPANS, TILE_ROWS)
+
+
+def _differing(
+    ours: Callable[..., None], base: AttentionLauncher, shape: ModelShape,
+    batches: Sequence[Sequence[tuple[int, int]]], tile_rows: int,
+) -> list[str]:  # fmt: skip
     generator = torch.Generator(device="cuda").manual_seed(16)
-    longest = max(start + count for spans in SPANS for start, count in spans)
-    columns, rings = -(-longest // BLOCK_SIZE), max(map(len, SPANS))
+    longest = max(start + count for spans in batches for start, count in spans)
+    columns, rings = -(-longest // BLOCK_SIZE), max(map(len, batches))
     device = torch.device("cuda")
     one_layer = dataclasses.replace(shape, num_layers=1)
     kv = KVPools.allocate(
@@ -109,27 +131,27 @@ def differing_attention(ours: Attention, shape: ModelShape) -> list[str]:
     kv.k.normal_(generator=generator)
     kv.v.normal_(generator=generator)
     found = []
-    for spans in SPANS:
+    for spans in batches:
         rows = sum(count for _, count in spans)
         layout = MetaLayout.for_rows(rows)
         host, meta = HostMeta.allocate(layout, pin=False), BatchMeta.allocate(layout, device)
         segments = [(ring, 0, start, count, -1, -1) for ring, (start, count) in enumerate(spans)]
         q = _random((rows, 3 * shape.num_heads * shape.head_dim), generator)
-        for slots in (1, 2 * ours.base.num_sms):
-            packer = Packer(groups, 2, BLOCK_SIZE, shape.num_heads, slots, (SHORT_ROWS,))
+        for slots in (1, 2 * base.num_sms):
+            packer = Packer(groups, 2, BLOCK_SIZE, shape.num_heads, slots, (tile_rows,))
             meta.update(host, packer.pack(host, np.array(segments, dtype=np.int64)).num_words)
             outputs = []
-            for attention in (ours.base, ours):
+            for attention in (base, ours):
                 out = torch.full(
                     (rows, shape.num_heads * shape.head_dim),
                     float("nan"),
                     dtype=torch.bfloat16,
                     device=device,
                 )
-                attention(q, kv, 0, meta, SHORT_ROWS, 1, out)
+                attention(q, kv, 0, meta, tile_rows, 1, out)
                 outputs.append(out.view(torch.int16))
             if not torch.equal(*outputs):
-                found.append(f"attention of {spans}, {slots} slots")
+                found.append(f"attention of {spans} in tiles of {tile_rows}, {slots} slots")
     return found
 
 

@@ -9,23 +9,37 @@ import torch
 
 from executor.cuda import cache, nvrtc
 from executor.cuda.attention import SOURCE, Attention
-from executor.cuda.check import differing, differing_attention, differing_norms
+from executor.cuda.check import differing, differing_attention, differing_norms, differing_tall
 from executor.cuda.driver import Module
 from executor.cuda.norms import SOURCE as NORMS_SOURCE
 from executor.cuda.norms import ResidualNorms
 from executor.cuda.plan import SERVED_ROWS, plan_products
 from executor.cuda.products import OPTIONS, Products, source_of
+from executor.cuda.tall_attention import SOURCE as TALL_SOURCE
+from executor.cuda.tall_attention import TALL_MARGIN, TILE_CLASSES, TallAttention
 from executor.errors import KernelError
 from executor.kernels.lang import triton_version
 from executor.kernels.ops import Ops
+from policies.core.errors import InputError
 from policies.core.models.shape import BF16_BYTES, ModelShape
 
 CAPABILITY = (9, 0)
 
 
-def with_few_rows(base: Ops, shape: ModelShape, device: torch.device) -> Ops:
+def with_cuda(base: Ops, shape: ModelShape, device: torch.device, attention: str = "auto") -> Ops:
     """`base` with what few rows run replaced; as it is, but for the sentence in `kernels`, where the CUDA
-    kernels cannot run or do not keep the bits."""
+    kernels cannot run or do not keep the bits.
+
+    `attention` is `triton` for all of it by Triton, `auto` for CUDA where a batch has few rows (the kernels
+    of the shipped latency models), `cuda` for CUDA in tall tiles, too. Raises `InputError` where it is to be
+    `cuda` and cannot."""
+    ops = _with_cuda(base, shape, device, attention)
+    if attention == "cuda" and ops.attention is base.attention:
+        raise InputError(f"attention: cuda cannot be had: {ops.kernels}")
+    return ops
+
+
+def _with_cuda(base: Ops, shape: ModelShape, device: torch.device, attention: str) -> Ops:
     found = torch.cuda.get_device_capability(device)
     if found != CAPABILITY:
         return _without(base, f"the card has compute capability {found[0]}.{found[1]}, not 9.0")
@@ -36,15 +50,17 @@ def with_few_rows(base: Ops, shape: ModelShape, device: torch.device) -> Ops:
         compiler = nvrtc.version()
         norms = ResidualNorms(_module(NORMS_SOURCE, compiler))
         products = Products(plans, _module(source_of(plans), compiler))
-        attention = Attention.load(base.attention, _module(SOURCE, compiler))
+        tall = TallAttention.load(base.attention, _module(TALL_SOURCE, compiler))
+        few = Attention.load(tall if attention == "cuda" else base.attention, _module(SOURCE, compiler))
         key = cache.key_of(
-            source_of(plans), SOURCE, NORMS_SOURCE, *OPTIONS, compiler, torch.cuda.get_device_name(device),
-            torch.__version__, triton_version(),
+            source_of(plans), SOURCE, TALL_SOURCE, NORMS_SOURCE, *OPTIONS, compiler,
+            torch.cuda.get_device_name(device), torch.__version__, triton_version(),
         )  # fmt: skip
 
         def check() -> bytes:
             found = differing(products, plans, shape)
-            found += differing_attention(attention, shape) + differing_norms(norms, shape)
+            found += differing_attention(few, shape) + differing_tall(tall, shape)
+            found += differing_norms(norms, shape)
             torch.cuda.empty_cache()
             return ", ".join(found).encode()
 
@@ -53,14 +69,26 @@ def with_few_rows(base: Ops, shape: ModelShape, device: torch.device) -> Ops:
         return _without(base, str(error))
     if verdict:
         return _without(base, f"bits differ in {verdict.decode()}")
-    return dataclasses.replace(
+    rest = f"{base.kernels} for the rest"
+    ops = dataclasses.replace(
         base,
         linear=products.linear,
         linear_rope=products.linear_rope,
         linear_swiglu=products.linear_swiglu,
-        attention=attention,
         residual_norms=norms,
-        kernels=f"CUDA C++ (NVRTC {compiler}) up to {SERVED_ROWS} rows, {base.kernels} for the rest",
+        kernels=f"CUDA C++ (NVRTC {compiler}) up to {SERVED_ROWS} rows but for attention, {rest}",
+    )
+    if attention == "triton":
+        return ops
+    kernels = f"CUDA C++ (NVRTC {compiler}) up to {SERVED_ROWS} rows"
+    if attention == "auto":
+        return dataclasses.replace(ops, attention=few, kernels=f"{kernels}, {rest}")
+    return dataclasses.replace(
+        ops,
+        attention=few,
+        tile_classes=TILE_CLASSES,
+        tall_margin=TALL_MARGIN,
+        kernels=f"{kernels} and for attention of ranges over 32 rows, {rest}",
     )
 
 

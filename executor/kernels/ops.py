@@ -19,6 +19,7 @@ from executor.kernels import (
     rms_norm,
     scatter_rows,
 )
+from executor.kernels.worklist import CUT_MARGIN
 from policies.core.models.shape import BF16_BYTES, ModelShape
 
 Op = Callable[..., Any]
@@ -28,8 +29,8 @@ Op = Callable[..., Any]
 class Ops:
     """Arguments and effects of each are those of the launcher named like it in its own file.
 
-    `tile_classes` are the query-tile heights that `attention` accepts and `attention_slots` the work units
-    that run at once; both go to the packer.
+    `tile_classes` are the query-tile heights that `attention` accepts, `attention_slots` the work units that
+    run at once and `tall_margin` where tall tiles are cut; all three go to the packer.
     """
 
     linear: Op
@@ -47,6 +48,7 @@ class Ops:
     tile_classes: tuple[int, ...]
     attention_slots: int
     kernels: str
+    tall_margin: float = CUT_MARGIN
 
 
 def torch_ops() -> Ops:

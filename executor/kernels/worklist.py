@@ -20,6 +20,8 @@ SHORT_ROWS = 16
 """Items of up to so many query rows run in tiles of this height, whatever the class of their batch."""
 SHORT_COST, TALL_COST = 2, 3
 """Of a history tile of a short item and of any other: 1.3 and 1.7 to 2.0 us on an H200."""
+CUT_MARGIN = 1.25
+"""A tile is cut into splits when it has more of them than this many times an even share of the work."""
 SLOT_ROWS = 64
 """Query rows of a work unit that takes one slot; a taller one takes the room of several."""
 
@@ -45,7 +47,7 @@ class Packer:
     `host_groups` is the host's copy of the block-group table [num_rings, groups_per_ring]; `tile_classes` are
     the query-tile heights that the device has kernels for, ascending; `slots` is how many work units of up to
     64 rows run at once (programs of the attention grid; a taller one takes the room of several); `num_heads`
-    units come of every item.
+    units come of every item. `tall_margin` is CUT_MARGIN of tiles of more than a slot.
     """
 
     host_groups: np.ndarray
@@ -54,6 +56,7 @@ class Packer:
     num_heads: int
     slots: int
     tile_classes: tuple[int, ...]
+    tall_margin: float = CUT_MARGIN
 
     def pack(self, host: HostMeta, segments: np.ndarray) -> PackedBatch:
         """Write `segments` [n, 6] (columns SEGMENT_FIELDS, in batch order) into `host`.
@@ -97,17 +100,17 @@ class Packer:
 
         The smallest class that holds the longest range, or the largest one. Tiles of more than a slot halve
         the programs, and short items pay for it: where those have more than half as many history tiles as
-        the rest, the largest class of one slot. A chunk of 128 rows ending at 1200 beside 60 decode rows at
-        1200 (19 history tiles and 1,140): 64. Beside 2 decode rows at 100 (4 history tiles): 128.
+        the rest, the class of one slot if there is one. A chunk of 128 rows ending at 1200 beside 60 decode
+        rows at 1200 (19 history tiles and 1,140): 64. Beside 2 decode rows at 100 (4 history tiles): 128.
         """
         classes, longest = self.tile_classes, int(count.max(initial=1))
         tile_rows = next((rows for rows in classes if rows >= longest), classes[-1])
-        if tile_rows > SLOT_ROWS:
+        if tile_rows > SLOT_ROWS and SLOT_ROWS in classes:
             end_tile = (start + count - 1) // TILE_KEYS + 1
             is_short = count <= SHORT_ROWS
             tall_tiles = (end_tile * -(-count // tile_rows))[~is_short].sum()
             if 2 * end_tile[is_short].sum() > tall_tiles:
-                tile_rows = max([rows for rows in classes if rows <= SLOT_ROWS], default=tile_rows)
+                tile_rows = SLOT_ROWS
         return tile_rows
 
     def _pack_items(
@@ -125,7 +128,8 @@ class Packer:
         last = position + rows - 1
         num_splits = last // SPLIT_KEYS + 1
         programs = max(1, self.slots * SLOT_ROWS // max(SLOT_ROWS, tile_rows))
-        is_split = self._choose_split(host, rows, num_splits, programs)
+        margin = self.tall_margin if tile_rows > SLOT_ROWS else CUT_MARGIN
+        is_split = self._choose_split(host, rows, num_splits, programs, margin)
 
         partials = np.where(is_split, rows * num_splits, 0)
         first_partial = partials.cumsum() - partials
@@ -156,7 +160,7 @@ class Packer:
         return len(items), len(tile)
 
     def _choose_split(
-        self, host: HostMeta, rows: np.ndarray, num_splits: np.ndarray, slots: int
+        self, host: HostMeta, rows: np.ndarray, num_splits: np.ndarray, slots: int, margin: float
     ) -> np.ndarray:
         """Which tiles are cut into one item per split: those well above an even share of `slots`, while
         capacities last.
@@ -164,7 +168,7 @@ class Packer:
         Partial results cost traffic, so a tile that is a split longer than its equals stays whole.
         """
         even_share = -(-int(num_splits.sum()) * self.num_heads // slots)
-        is_split = num_splits > 1.25 * max(1, even_share)
+        is_split = num_splits > margin * max(1, even_share)
         if not is_split.any():
             return is_split
         spare_items = host.layout.max_items - len(rows)

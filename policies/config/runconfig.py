@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from policies.config.fleet import Fleet, parse_fleet
 from policies.config.hf_config import shape_from_hf_config
@@ -49,6 +49,7 @@ class _Plain:
 
     model: str = "ouro-1.4b"
     device: str = "h200"
+    attention: Literal["auto", "cuda", "triton"] = "auto"
     seed: Annotated[int, Within(0, LARGEST_INT)] = 0
     role: Role = "whole"
 
@@ -57,7 +58,7 @@ WORKLOAD_FILES = ("path", "dataset", "tokenizer")
 """Keys of a workload that name files."""
 SECTIONS = (
     "model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed", "slo",
-    "measure", "model_shape", "fleet", "role",
+    "measure", "model_shape", "fleet", "role", "attention",
 )  # fmt: skip
 
 
@@ -87,6 +88,7 @@ class RunConfig:
     model_shape: ModelShape | None = None
     fleet: Fleet | None = None
     role: Role = "whole"
+    attention: Literal["auto", "cuda", "triton"] = "auto"
 
     def parts(self) -> list["RunConfig"]:
         """What each engine of a fleet runs: the same without `fleet`, on its own device. Without one, the
@@ -140,7 +142,10 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     check_keys(raw, SECTIONS, where)
     raw = {**raw, **({"device": _device(raw["device"], base_dir, where)} if "device" in raw else {})}
     plain = parse_section(
-        _Plain, {key: raw[key] for key in ("model", "device", "seed", "role") if key in raw}, where, ""
+        _Plain,
+        {key: raw[key] for key in ("model", "device", "attention", "seed", "role") if key in raw},
+        where,
+        "",
     )
     model, device = plain.model, plain.device
     policy = parse_named(POLICIES, raw.get("policy", "wcpb"), where, "policy")
@@ -202,11 +207,13 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
             **({"measure": dataclasses.asdict(measure)} if measure != EVERYTHING else {}),
             **({"fleet": fleet.resolved()} if fleet else {}),
             **({"role": plain.role} if plain.role != "whole" else {}),
+            **({"attention": plain.attention} if plain.attention != "auto" else {}),
         },
         slo,
         measure,
         fleet=fleet,
         role=plain.role,
+        attention=plain.attention,
     )
     shape = shape or HUB_MODELS.get(model) or (shape_from_hf_config(Path(model)) if has_path else None)
     return config if shape is None else config.with_shape(shape)

@@ -59,7 +59,8 @@ class Cutting:
     beyond one per bucket row that there is room for, and units per item.
 
     Items of up to `short_rows` rows run in the lowest tiles beside taller ones; buckets of up to `few_rows`
-    rows have attention kernels of their own. 0: there is no such thing.
+    rows have attention kernels of their own. 0: there is no such thing. `tall_margin` is SPLIT_MARGIN of
+    tiles of more than a slot.
     """
 
     row_buckets: tuple[int, ...]
@@ -72,6 +73,7 @@ class Cutting:
     num_heads: int
     short_rows: int = 0
     few_rows: int = 0
+    tall_margin: float = SPLIT_MARGIN
 
     def bucket(self, rows: int) -> int:
         """The row count that `rows` are padded to; beyond the largest bucket `rows` itself."""
@@ -115,7 +117,8 @@ class Cutting:
         programs = max(1, self.attention_slots * SLOT_ROWS // max(SLOT_ROWS, height))
         per_split = self.split_keys // tile_keys
         num_splits = sum([end // per_split for end in ends]) + len(ends)
-        most_splits = SPLIT_MARGIN * max(1, -(-num_splits * self.num_heads // programs))
+        margin = self.tall_margin if height > SLOT_ROWS else SPLIT_MARGIN
+        most_splits = margin * max(1, -(-num_splits * self.num_heads // programs))
         joined_splits = partials = 0
         lengths, cut_heights = [end + 1 for end in ends], heights
         if max(ends) // per_split + 1 > most_splits:
@@ -151,7 +154,7 @@ class Cutting:
         ranges = [(item * self.tile_keys, 1) if isinstance(item, int) else item for item in key]
         longest = max([count for _, count in ranges])
         height = next((tile for tile in self.tile_rows if tile >= longest), self.tile_rows[-1])
-        if self.short_rows and height > SLOT_ROWS:
+        if self.short_rows and height > SLOT_ROWS and SLOT_ROWS in self.tile_rows:
             short_tiles = tall_tiles = 0
             for start, count in ranges:
                 end_tile = (start + count - 1) // self.tile_keys + 1
@@ -160,7 +163,7 @@ class Cutting:
                 else:
                     tall_tiles += end_tile * -(-count // height)
             if 2 * short_tiles > tall_tiles:
-                height = max([tile for tile in self.tile_rows if tile <= SLOT_ROWS], default=height)
+                height = SLOT_ROWS
         return height
 
     def _path(self, lengths: Sequence[int], shorts: Sequence[int], programs: int) -> tuple[int, int]:

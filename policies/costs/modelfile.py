@@ -10,6 +10,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,8 @@ def _problems(file: ModelFile, data: Any) -> Iterator[str]:
         sizes = getattr(file.cutting, name)
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
             yield f"cutting.{name}: {shown(sizes)}, expected ascending numbers from 1 on"
+    if not 1 <= file.cutting.tall_margin < inf:
+        yield f"cutting.tall_margin: {file.cutting.tall_margin}, expected a number of 1 or more"
     if file.cutting.tile_keys < 1:
         yield "cutting.tile_keys: 0, expected at least 1"
     if file.cutting.split_keys < file.cutting.tile_keys:

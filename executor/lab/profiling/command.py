@@ -192,6 +192,7 @@ def profile_header(session: Session, mode: str, seed: int) -> dict[str, str]:
         "attention_partials": str(layout.max_partials),
         "attention_spare_items": str(layout.max_items - layout.max_rows),
         "short_rows": str(SHORT_ROWS),
+        "tall_margin": str(session.model.ops.tall_margin),
         "few_rows": str(getattr(session.model.ops.attention, "max_rows", 0)),  # of CUDA's, Triton's has none
     }
     return {key: values[key] for key in (*HEADER_KEYS, *LATER_KEYS)}
