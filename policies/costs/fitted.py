@@ -98,7 +98,7 @@ class FittedModel(LatencyModel):
         tokens."""
         rows, loops, ranges = work.rows, work.loop_count, work.ranges
         prediction = self.predict(work)
-        if not loops:
+        if not loops or num_tokens == 1:
             yield Run(prediction, [prediction.limit_ns] * num_tokens)
             return
         tile_keys, limits, kv_tokens = self.file.cutting.tile_keys, self._roofline, work.attention_work()[0]

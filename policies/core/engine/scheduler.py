@@ -6,10 +6,12 @@ then commit: a selection is checked whole before any frontier moves. Knows no cl
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from policies.core.engine.handover import Handover
 from policies.core.engine.rhythm import Rhythm
 from policies.core.engine.validation import derive
+from policies.core.engine.walk import Moment
 from policies.core.errors import InputError, InvariantError, SelectionError, StuckError
 from policies.core.memory.allocator import Allocator
 from policies.core.memory.plan import TransferPlan
@@ -20,7 +22,7 @@ from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRan
 from policies.core.seam.events import Completion
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.policy import Policy
-from policies.core.seam.request import CODA, PRELUDE, RECURRENT, Phase, Request, Role
+from policies.core.seam.request import CODA, PRELUDE, PROMPT, RECURRENT, Phase, Request, Role
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.core.seam.view import View, by_phase
 
@@ -76,7 +78,7 @@ class Scheduler:
         self._publishes = cache.prefix_caching or self._sends
         self._plan: TransferPlan | None = None
         """What was given out since the last batch was formed."""
-        self._prompt_batches_since_decode = 0
+        self.prompt_batches_since_decode = 0
         self._has_planes = self.blocks.planes > 1
         self.rhythm: Rhythm | None = None
         if policy.repeats and not self.exits.has_decisions:
@@ -144,7 +146,7 @@ class Scheduler:
             self.exits,
             order,
             *by_phase(order),
-            self._prompt_batches_since_decode,
+            self.prompt_batches_since_decode,
             self.blocks.free_blocks,
             self.rings.free_slots,
             self.next_seq,
@@ -176,16 +178,36 @@ class Scheduler:
         self._plan = None
         self.in_flight.append(batch)
         if self.rhythm is not None:
-            self.rhythm.learn(order, work)
+            self.rhythm.learn(work)
         return batch
 
-    def formed(self, count: int, left: list[ExecutionBatch], has_depths: bool) -> None:
-        """`count` batches that no prompt is in were formed at once, and their steps taken; the last of them,
-        `left`, will be in flight behind those that are."""
+    @property
+    def is_settled(self) -> bool:
+        """Whether what is given out, published or sent does not depend on what is collected next, or decided
+        next, before somebody arrives or ends."""
+        if self._plan is not None or not self.residents.is_settled:
+            return False
+        return not (
+            self._publishes
+            and any([state.phase is PROMPT for state in self.residents.order])
+            or any([item.stage in PROMPT_STAGES for batch in self.in_flight for item in batch.ranges])
+        )
+
+    def advance(self, state: RequestState, frontiers: Sequence[int], staged: int) -> None:
+        """A prompt has come so far in batches that were formed at once."""
+        prompt, residents = state.prompt, self.residents
+        rows_before = prompt.num_resident_rows
+        prompt.moved_on(frontiers, staged)
+        residents.hidden_rows += prompt.num_resident_rows - rows_before
+        self._check_prompt(state)
+
+    def formed(self, count: int, left: list[ExecutionBatch], moment: Moment, has_turned: bool) -> None:
+        """`count` batches were formed at once, up to `moment`; the last of them, `left`, will be in flight
+        behind those that are. `has_turned` says that decode rows ran before it."""
         self.next_seq += count
+        self.peak_hidden_rows = max(self.peak_hidden_rows, self.residents.hidden_rows + moment.peak_rows)
         self.in_flight += left
-        if has_depths:
-            self._prompt_batches_since_decode = 0
+        self.prompt_batches_since_decode = 0 if has_turned else moment.since_decode
 
     def _check_room(self, work: Work) -> None:
         """Raise `SelectionError` for a range whose tokens have no K/V blocks yet: a policy may only propose
@@ -223,9 +245,9 @@ class Scheduler:
                 state.scheduled(seq, now_ns)
                 self._commit_prompt(state, item, loops)
         if has_decode:
-            self._prompt_batches_since_decode = 0
+            self.prompt_batches_since_decode = 0
         elif has_prompt and loops:
-            self._prompt_batches_since_decode += 1
+            self.prompt_batches_since_decode += 1
 
     def _commit_prompt(self, state: RequestState, item: ScheduledRange, loops: int) -> None:
         prompt = state.prompt
@@ -237,9 +259,14 @@ class Scheduler:
             prompt.advance(item.depth, item.token_count, loops, item.embeds)
         residents.hidden_rows += prompt.num_resident_rows - rows_before
         self.peak_hidden_rows = max(self.peak_hidden_rows, residents.hidden_rows)
+        self._check_prompt(state)
+
+    def _check_prompt(self, state: RequestState) -> None:
+        """Account for the chunks of a prompt that has moved."""
+        prompt = state.prompt
         if not prompt.is_ordered():
             raise InvariantError(
-                f"invariant 1: frontiers of request {item.request_id} out of order: {prompt}"
+                f"invariant 1: frontiers of request {state.request_id} out of order: {prompt}"
             )
         self.rings.set_used(state.ring_id, prompt.num_resident_chunks)
         if prompt.is_complete and self._sends:

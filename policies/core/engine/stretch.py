@@ -10,7 +10,6 @@ from policies.core.engine.rhythm import Plan, Rhythm
 from policies.core.engine.scheduler import Scheduler
 from policies.core.progress.state import RequestState
 from policies.core.seam.batch import ExecutionBatch, Stage
-from policies.core.seam.request import PROMPT
 
 MOST_REPEATED = 4096
 """Batches in one stretch: between stretches a run can be interrupted."""
@@ -34,12 +33,14 @@ class Stretches:
         order, seq = residents.order, scheduler.next_seq
         if len(scheduler.in_flight) != scheduler.settings.inflight - 1 or seq < self._next_seq:
             return None
-        if not order or not residents.is_settled or PROMPT in [state.phase for state in order]:
+        if not order or not residents.is_settled or scheduler.may_publish:
             return None
         if self._declined is not None and self._declined[0] is order and self._declined[1] == until_ns:
             return None
         ahead = [scheduler.allocator.num_tokens_ahead(state) for state in order]
-        plan = self._rhythm.plan(order, seq, ahead) if min(ahead) > 0 else None
+        if min(ahead) <= 0:
+            return None
+        plan = self._rhythm.plan(order, seq, ahead, scheduler.prompt_batches_since_decode)
         if plan is None:
             return None
         if plan.most < WORTH:
@@ -60,15 +61,27 @@ class Stretches:
         count = len(formed_ns)
         turns, rest = divmod(count, size) if count > size else (0, count)
         order, turned_seq = scheduler.residents.order, first_seq + turns * size
-        for phase, depth, last, tokens, members in plan.after[rest]:
-            for member in members:
-                order[member].moved_on(phase, depth, turns + tokens, turned_seq + last)
+        moment = plan.moments[rest]
         after_seq = scheduler.residents.collected_seq
-        left = []
+        batches = []
         for at in range(max(0, count - len(scheduler.in_flight)), count):
             work = plan.works[at % size].moved(at // size)
-            left.append(ExecutionBatch(first_seq + at, work, formed_ns[at], after_seq + at))
-        scheduler.formed(count, left, any([work.loop_count for work in plan.works[:count]]))
+            batches.append(ExecutionBatch(first_seq + at, work, formed_ns[at], after_seq + at))
+        has_turned = turns > 0 and any([work.loop_count for work in plan.works])
+        scheduler.formed(count, batches, moment, has_turned)
+        left = {item.member: item for item in moment.prompts}
+        for prompt in plan.moments[0].prompts:
+            state = order[prompt.member]
+            now = left.get(prompt.member)
+            if now is not None:
+                scheduler.advance(state, now.frontiers, now.staged)
+                state.scheduled(first_seq + now.last, formed_ns[0])
+            else:
+                end = state.prompt_tokens
+                scheduler.advance(state, [end] * scheduler.num_loops, end)
+        for phase, depth, last, tokens, members in moment.groups:
+            for member in members:
+                order[member].moved_on(phase, depth, turns + tokens, turned_seq + last)
 
     def collect(self, plan: Plan, num_batches: int) -> list[tuple[RequestState, int]]:
         """The first `num_batches` of `plan` have been collected, and nobody's last token was among them;

@@ -49,12 +49,12 @@ class Allocator:
         return plan
 
     def num_tokens_ahead(self, state: RequestState) -> int:
-        """How many tokens a decoding request can make up to its last one, or one after which it needs a
-        block; 0 when it needs one now."""
+        """How many tokens a request can make up to its last one, or one after which it needs a block; 0 or
+        less when it needs one before."""
         tokens = state.max_tokens - state.num_scheduled_outputs
         if self._grows:
             room = len(state.block_groups) * self._residents.blocks.block_size
-            tokens = min(tokens, room - state.position)
+            tokens = min(tokens, room - state.num_known_positions + 1)
         return tokens
 
     def _grow(self, plan: TransferPlan) -> None:

@@ -7,6 +7,7 @@ Owns four integers' worth of state under one line:
 Knows nothing of batches, budgets shared between requests, or time. Policies read it; assigning fails.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from policies.core.errors import SelectionError
@@ -76,6 +77,13 @@ class PromptProgress:
         return min(
             self.prompt_tokens, self.prefill_reclaimable_tokens + self.resident_chunks * self.chunk_tokens
         )
+
+    @property
+    def is_at_chunks(self) -> bool:
+        """Whether every frontier lies between two chunks, or at the prompt's end."""
+        chunk, origin, end = self.chunk_tokens, self.prefill_window_origin, self.prompt_tokens
+        frontiers = (self.num_preluded_tokens, *self.prefill_depth_ranges)
+        return all([done == end or (done - origin) % chunk == 0 for done in frontiers])
 
     @property
     def num_resident_chunks(self) -> int:
@@ -198,6 +206,11 @@ class PromptProgress:
             set_preluded(self, self.num_preluded_tokens + count)
         for at in range(depth, depth + loops):
             self.prefill_depth_ranges[at] += count
+
+    def moved_on(self, frontiers: Sequence[int], staged: int) -> None:
+        """Commit ranges that were accepted one by one: where all frontiers lie after them."""
+        set_preluded(self, staged)
+        self.prefill_depth_ranges[:] = frontiers
 
     def rewind(self) -> None:
         """Forget chunks that have not finished their last depth: all frontiers go back to
