@@ -24,7 +24,9 @@ from simpy.events import EventPriority
 from policies.core.engine.engine import Engine, advance
 from policies.core.errors import StuckError
 from policies.core.seam.batch import ExecutionBatch, Stage, Work
-from policies.core.seam.events import Event, Handed, Repeat, Stretch, Submit, Tick, Wait
+from policies.core.seam.events import (
+    Completion, Event, Foresee, Foreseen, Handed, Repeat, Stretch, Submit, Tick, Wait,
+)  # fmt: skip
 from policies.core.seam.inbox import Mailbox
 from policies.core.seam.oracle import Foresight
 from policies.costs.latency import LatencyModel
@@ -106,13 +108,15 @@ class SimBackend:
                 ended_ns = times.finished_ns[-1:] or [item.finished_ns for item in earlier[-1:]]
                 if ended_ns and ended_ns[0] > self._env.now:
                     yield self._env.timeout(ended_ns[0] - self._env.now)
+            elif isinstance(command, Foresee):
+                event = self._foresee(command.until_ns)
             elif isinstance(command, Wait):
                 event = yield from self._wait(command.until_ns)
             else:
                 self._on_handed(command)
                 command = advance(loop, Tick(int(self._env.now)))
                 continue
-            if is_open and not isinstance(event, Stretch):
+            if is_open and isinstance(event, Tick | Completion):
                 yield self._everything_until(event.now_ns)
             command = advance(loop, event)
 
@@ -120,6 +124,13 @@ class SimBackend:
         self._foresight.see(batch.transfers)
         prediction = self._latency.times(batch.work, batch.transfers.swapped_bytes)
         return Tick(self._pipeline.launch(batch.seq, batch.work, prediction, int(self._env.now)))
+
+    def _foresee(self, until_ns: int | None) -> Foreseen:
+        flights = self._pipeline.flights
+        if not flights:
+            return Foreseen(True)
+        is_late = until_ns is not None and flights[0].finished_ns >= until_ns
+        return Foreseen(not (is_late or self._foresight.stops(flights[0].work)))
 
     def _repeat(self, command: Repeat) -> Stretch:
         """Launch and collect in turn, as often as `command` allows and no request comes to its end."""

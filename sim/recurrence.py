@@ -42,16 +42,19 @@ def predicted(
     """What the batches of `works` take that follow one another again and again, each time every row a token
     further: `most`, or as many as end within `until_ns` from now and `depth` more."""
     size = len(works)
-    turns = [latency.ahead(work, -(-(most - at) // size)) for at, work in enumerate(works[:most])]
-    firsts = [next(turn) for turn in turns]
-    turn_ns = sum([run.prediction.device_ns + latency.loop.device_gap_ns for run in firsts])
-    if until_ns is not None and turn_ns > 0:
-        most = min(most, size * (max(0, until_ns) // turn_ns + 2) + depth)
-    predictions: list[Prediction] = [firsts[0].prediction] * most
-    limits_ns = [0] * most
-    for at, (first, turn) in enumerate(zip(firsts, turns, strict=True)):
-        some, limits = _column(first, turn, -(-(most - at) // size))
-        predictions[at::size], limits_ns[at::size] = some, limits
+    if most <= size:
+        predictions = list(map(latency.predict, works[:most]))
+        limits_ns = [item.limit_ns for item in predictions]
+    else:
+        turns = [latency.ahead(work, -(-(most - at) // size)) for at, work in enumerate(works)]
+        firsts = [next(turn) for turn in turns]
+        turn_ns = sum([run.prediction.device_ns + latency.loop.device_gap_ns for run in firsts])
+        if until_ns is not None and turn_ns > 0:
+            most = min(most, size * (max(0, until_ns) // turn_ns + 2) + depth)
+        predictions, limits_ns = [firsts[0].prediction] * most, [0] * most
+        for at, (first, turn) in enumerate(zip(firsts, turns, strict=True)):
+            some, limits = _column(first, turn, -(-(most - at) // size))
+            predictions[at::size], limits_ns[at::size] = some, limits
     components_ns, _, *host_ns = map(list, zip(*predictions, strict=True))
     return Columns(predictions, components_ns, list(map(sum, components_ns)), limits_ns, *host_ns)
 

@@ -87,22 +87,30 @@ class Cutting:
         Of a range of one row only the history tile it ends in matters, so a decoding batch keeps its key for
         some tokens.
         """
+        return self.attended(tuple(ranges))[0]
+
+    def attended(self, ranges: Sequence[ScheduledRange]) -> tuple[Key, int, int]:
+        """The key of `ranges`, and what `Work.attention_work` says of them."""
         tile_keys = self.tile_keys
-        return tuple(
-            [
-                item.token_start // tile_keys
-                if item.token_count == 1
-                else (item.token_start, item.token_count)
-                for item in ranges
-            ]
-        )
+        _, _, _, starts, counts, *_ = zip(*ranges, strict=True)
+        rows = sum(counts)
+        if rows == len(starts):
+            kv_tokens = sum(starts) + rows
+            return tuple([start // tile_keys for start in starts]), kv_tokens, kv_tokens
+        key, kv_tokens, pairs = [], sum(starts) + rows, 0
+        for start, count in zip(starts, counts, strict=True):
+            if count == 1:
+                key.append(start // tile_keys)
+                pairs += start + 1
+            else:
+                key.append((start, count))
+                pairs += count * start + count * (count + 1) // 2
+        return tuple(key), kv_tokens, pairs
 
     def features(self, key: Key) -> Features:
         """The features of a batch of `key`. 40 rows from 280 in tiles of 64 are one item of 319 // 64 + 1 = 5
         history tiles."""
-        tile_keys = self.tile_keys
-        rows = sum([1 if isinstance(item, int) else item[1] for item in key])
-        height = self._height(key)
+        tile_keys, height = self.tile_keys, self._height(key)
         ends: list[int] = []  # history tile that an item of query rows ends in
         heights: list[int] = []
         for item in key:
@@ -114,6 +122,7 @@ class Cutting:
                 firsts = range(item[0], end, height)
                 ends += [(min(first + height, end) - 1) // tile_keys for first in firsts]
                 heights += [min(height, end - first) for first in firsts]
+        rows = sum(heights)
         programs = max(1, self.attention_slots * SLOT_ROWS // max(SLOT_ROWS, height))
         per_split = self.split_keys // tile_keys
         num_splits = sum([end // per_split for end in ends]) + len(ends)
@@ -138,10 +147,12 @@ class Cutting:
                 else:
                     lengths.append(end + 1)
                     cut_heights.append(tile)
-        shorts = [
-            length if tile <= self.short_rows else 0
-            for length, tile in zip(lengths, cut_heights, strict=True)
-        ]
+        shorts: Sequence[int] = ()
+        if self.short_rows:
+            shorts = [
+                length if tile <= self.short_rows else 0
+                for length, tile in zip(lengths, cut_heights, strict=True)
+            ]
         path, short_path = self._path(lengths, shorts, programs)
         bucket, waves = self.bucket(rows), -(-len(lengths) * self.num_heads // programs)
         return Features(
@@ -151,10 +162,10 @@ class Cutting:
 
     def _height(self, key: Key) -> int:
         """Tile height of the items that are not short, as `executor.kernels.worklist.Packer.tile_class`."""
-        ranges = [(item * self.tile_keys, 1) if isinstance(item, int) else item for item in key]
-        longest = max([count for _, count in ranges])
+        longest = max([1 if isinstance(item, int) else item[1] for item in key])
         height = next((tile for tile in self.tile_rows if tile >= longest), self.tile_rows[-1])
         if self.short_rows and height > SLOT_ROWS and SLOT_ROWS in self.tile_rows:
+            ranges = [(item * self.tile_keys, 1) if isinstance(item, int) else item for item in key]
             short_tiles = tall_tiles = 0
             for start, count in ranges:
                 end_tile = (start + count - 1) // self.tile_keys + 1
@@ -174,6 +185,8 @@ class Cutting:
         """
         num_heads, num_units = self.num_heads, len(lengths) * self.num_heads
         if not self.short_rows:
+            if num_units <= programs:
+                return max(lengths), 0
             ordered = sorted(lengths, reverse=True)
             return sum([ordered[unit // num_heads] for unit in range(0, num_units, programs)]), 0
         costs = [

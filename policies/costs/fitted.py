@@ -13,7 +13,7 @@ from policies.core.models.shape import ModelShape
 from policies.core.seam.batch import Stage, Work
 from policies.costs.devices import device_facts, facts_of_card
 from policies.costs.features import Features, Key
-from policies.costs.latency import LatencyModel, Prediction, Run
+from policies.costs.latency import LatencyModel, Prediction, Run, new_prediction
 from policies.costs.limit import DeviceFacts, Roofline
 from policies.costs.modelfile import ModelFile
 
@@ -70,28 +70,27 @@ class FittedModel(LatencyModel):
         self._roofline = Roofline(model, self.facts)
         self._has_warned = False
         self._recurrent_ns = lru_cache(REMEMBERED)(self._compute_recurrent_ns)
-        self._flat_ns = lru_cache(REMEMBERED)(self._compute_flat_ns)
+        self._flat = lru_cache(REMEMBERED)(self._compute_flat)
         self._host_ns = lru_cache(REMEMBERED)(self._compute_host_ns)
 
     def predict(self, work: Work) -> Prediction:
-        rows, loops, ranges = work.rows, work.loop_count, work.ranges
+        stage, loops, ranges, rows, _, _ = work
         if loops:
-            components, limit_ns = (
-                self._recurrent_ns(self.file.cutting.key(ranges), loops),
-                self._roofline.limit_ns(work),
-            )
-        else:
-            components, limit_ns = self._flat_ns(work.stage, rows)
-            if skipped := work.exit_depths:
-                planes = sum([self.model.num_loops - depth for depth in skipped])
-                fitted_ns = self.layer_factor * self.file.device.copies.of(len(skipped), planes)
-                components = (
-                    *components[:4],
-                    round(max(fitted_ns, self._roofline.copies_ns(work))),
-                    components[5],
-                )
-                limit_ns = self._roofline.limit_ns(work)
-        return Prediction(components, limit_ns, *self._host_ns(work.stage, len(ranges), rows, loops))
+            key, kv_tokens, pairs = self.file.cutting.attended(ranges)
+            components_ns = self._recurrent_ns(key, loops)
+            limits = self._roofline
+            limit_ns = int(loops * limits.linear_ns(rows) + loops * limits.attention_ns(kv_tokens, pairs))
+            return new_prediction((components_ns, limit_ns, *self._host_ns(stage, len(ranges), rows, loops)))
+        skipped = work.exit_depths if stage is Stage.CODA else ()
+        if not skipped:
+            return self._flat(stage, rows, len(ranges))
+        planes = sum([self.model.num_loops - depth for depth in skipped])
+        fitted_ns = self.layer_factor * self.file.device.copies.of(len(skipped), planes)
+        components_ns, *_ = self._flat(stage, rows, len(ranges))
+        copies_ns = round(max(fitted_ns, self._roofline.copies_ns(work)))
+        components_ns = (*components_ns[:4], copies_ns, components_ns[5])
+        host_ns = self._host_ns(stage, len(ranges), rows, loops)
+        return Prediction(components_ns, self._roofline.limit_ns(work), *host_ns)
 
     def ahead(self, work: Work, num_tokens: int) -> Iterator[Run]:
         """Time goes by history tiles, so it stays until some row comes into its next one; the limit goes by
@@ -101,8 +100,10 @@ class FittedModel(LatencyModel):
         if not loops or num_tokens == 1:
             yield Run(prediction, [prediction.limit_ns] * num_tokens)
             return
-        tile_keys, limits, kv_tokens = self.file.cutting.tile_keys, self._roofline, work.attention_work()[0]
+        tile_keys, limits = self.file.cutting.tile_keys, self._roofline
         starts = [item.token_start for item in ranges]
+        kv_tokens = sum(starts) + rows
+        host_ns = prediction[2:]
         linear_ns, token_ns = loops * limits.linear_ns(rows), limits.decode_token_ns
         tokens = 0
         while tokens < num_tokens:
@@ -112,7 +113,7 @@ class FittedModel(LatencyModel):
             left = min(left, num_tokens - tokens)
             firsts = range(kv_tokens, kv_tokens + left * rows, rows)
             yield Run(
-                prediction._replace(components_ns=components_ns),
+                new_prediction((components_ns, 0, *host_ns)),
                 [int(linear_ns + loops * (kv * token_ns)) for kv in firsts],
             )
             starts = [start + left for start in starts]
@@ -153,12 +154,15 @@ class FittedModel(LatencyModel):
         linear, attention, launch = self.file.device.recurrent_ns(features, loops)
         return 0, round(self.layer_factor * linear), round(self.layer_factor * attention), 0, 0, round(launch)
 
-    def _compute_flat_ns(self, stage: Stage, rows: int) -> tuple[tuple[int, ...], int]:
-        """Components and limit of a batch that runs no depth and copies nothing."""
+    def _compute_flat(self, stage: Stage, rows: int, ranges: int) -> Prediction:
+        """A batch that runs no depth and copies nothing."""
         device, bucket = self.file.device, self.file.cutting.bucket(rows)
+        host_ns = self._host_ns(stage, ranges, rows, 0)
         if stage is Stage.CODA:
-            return (0, 0, 0, round(device.coda.at(bucket)), 0, 0), int(self._roofline.lm_head_ns(rows))
-        return (round(device.embed.at(bucket)), 0, 0, 0, 0, 0), int(self._roofline.embed_ns(rows))
+            components_ns = (0, 0, 0, round(device.coda.at(bucket)), 0, 0)
+            return Prediction(components_ns, int(self._roofline.lm_head_ns(rows)), *host_ns)
+        components_ns = (round(device.embed.at(bucket)), 0, 0, 0, 0, 0)
+        return Prediction(components_ns, int(self._roofline.embed_ns(rows)), *host_ns)
 
     def _compute_host_ns(self, stage: Stage, ranges: int, rows: int, loops: int) -> tuple[int, int, int, int]:
         """(select, prepare, launch, idle)."""

@@ -20,6 +20,8 @@ from policies.core.seam.events import (
     Command,
     Completion,
     Event,
+    Foresee,
+    Foreseen,
     HangUp,
     Lost,
     Received,
@@ -68,14 +70,18 @@ class Engine:
             if len(in_flight) < inflight:
                 if stretches is not None:
                     until_ns = inbox.quiet_until_ns()
-                    plan = stretches.plan(until_ns)
-                    if plan is not None:
-                        stretch = yield Repeat(plan.first_seq, plan.works, plan.most, until_ns)
-                        assert isinstance(stretch, Stretch), "Repeat is answered with a Stretch"
-                        if stretch.num_batches:
-                            self._repeat(stretches, plan, stretch)
-                            continue
-                        stretches.declined(until_ns)
+                    if stretches.may_begin(until_ns):
+                        foreseen = yield Foresee(until_ns)
+                        assert isinstance(foreseen, Foreseen), "Foresee is answered with Foreseen"
+                        plan = stretches.plan() if foreseen.is_free else None
+                        if plan is not None:
+                            stretch = yield Repeat(plan.first_seq, plan.works, plan.most, until_ns)
+                            assert isinstance(stretch, Stretch), "Repeat is answered with a Stretch"
+                            if stretch.num_batches:
+                                self._repeat(stretches, plan, stretch)
+                                continue
+                        elif not foreseen.is_free:
+                            stretches.declined(until_ns)
                 batch = scheduler.form_batch(self.now_ns)
                 if batch is not None:
                     self.log.formed(self.now_ns, scheduler.lacks)
@@ -216,7 +222,7 @@ class Engine:
 
 
 def _plain(event: Event) -> Tick | Completion:
-    assert not isinstance(event, Stretch), "only Repeat is answered with a Stretch"
+    assert not isinstance(event, Foreseen | Stretch), "only what was foreseen is answered so"
     return event
 
 

@@ -15,12 +15,14 @@ block; who follows it must stop before.
 """
 
 from collections.abc import Sequence
+from operator import ge
 from typing import NamedTuple
 
 from policies.core.engine.walk import Answer, Key, Moment, Walk
 from policies.core.progress.state import RequestState
-from policies.core.seam.batch import Work
+from policies.core.seam.batch import Stage, Work
 from policies.core.seam.exits import ExitRule
+from policies.core.seam.request import PROMPT
 from policies.core.seam.settings import SchedulerSettings
 
 MOST_BATCHES = 64
@@ -63,9 +65,11 @@ class Rhythm:
         """What comes from batch `next_seq` on, up to where one of `order` has made as many more tokens as are
         `tokens_ahead`, at least 1; None where that is not known, and then the next answer is learnt."""
         self._asked = None
-        walk = Walk(order, next_seq, self._settings, self._exits, self._num_loops, self._has_planes)
-        if not walk.is_regular:
+        if not all(
+            [state.last_seq >= 0 and state.prompt.is_at_chunks for state in order if state.phase is PROMPT]
+        ):
             return None
+        walk = Walk(order, next_seq, self._settings, self._exits, self._num_loops, self._has_planes)
         walk.since_decode = prompt_batches_since_decode
         had_prompts = bool(walk.prompts)
         moments, works, most = [walk.moment()], list[Work](), 0
@@ -80,7 +84,7 @@ class Rhythm:
                 break
             works.append(walk.step(answer))
             moments.append(walk.moment())
-            if any([made >= tokens for made, tokens in zip(walk.made, tokens_ahead, strict=True)]):
+            if answer.stage is Stage.CODA and any(map(ge, walk.made, tokens_ahead)):
                 break
             if not had_prompts and comes_round(moments[0], moments[-1], len(works)):
                 turn = len(works)

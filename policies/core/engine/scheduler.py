@@ -187,10 +187,10 @@ class Scheduler:
         next, before somebody arrives or ends."""
         if self._plan is not None or not self.residents.is_settled:
             return False
-        return not (
-            self._publishes
-            and any([state.phase is PROMPT for state in self.residents.order])
-            or any([item.stage in PROMPT_STAGES for batch in self.in_flight for item in batch.ranges])
+        if not self._publishes:
+            return True
+        return not any([state.phase is PROMPT for state in self.residents.order]) and not any(
+            [item.stage in PROMPT_STAGES for batch in self.in_flight for item in batch.ranges]
         )
 
     def advance(self, state: RequestState, frontiers: Sequence[int], staged: int) -> None:

@@ -26,17 +26,22 @@ class Stretches:
         self._next_seq = 0
         self._declined: tuple[tuple[RequestState, ...], int | None] | None = None
 
-    def plan(self, until_ns: int | None) -> Plan | None:
-        """What comes next when nobody arrives, hangs up or stops early, up to `until_ns`; None where that is
-        not known, or hardly worth a stretch, or batches in flight are not as many as they will be then."""
+    def may_begin(self, until_ns: int | None) -> bool:
+        """Whether a stretch could begin now, up to `until_ns`: not when batches in flight are not as many as
+        they will be then, or somebody is let in, goes, or needs a block."""
         scheduler, residents = self._scheduler, self._scheduler.residents
-        order, seq = residents.order, scheduler.next_seq
-        if len(scheduler.in_flight) != scheduler.settings.inflight - 1 or seq < self._next_seq:
-            return None
-        if not order or not residents.is_settled or scheduler.may_publish:
-            return None
-        if self._declined is not None and self._declined[0] is order and self._declined[1] == until_ns:
-            return None
+        order = residents.order
+        if len(scheduler.in_flight) != scheduler.settings.inflight - 1 or scheduler.next_seq < self._next_seq:
+            return False
+        if not order or not scheduler.is_settled:
+            return False
+        return self._declined is None or self._declined[0] is not order or self._declined[1] != until_ns
+
+    def plan(self) -> Plan | None:
+        """What comes next when nobody arrives, hangs up or stops early; None where that is not known, or
+        hardly worth a stretch."""
+        scheduler = self._scheduler
+        order, seq = scheduler.residents.order, scheduler.next_seq
         ahead = [scheduler.allocator.num_tokens_ahead(state) for state in order]
         if min(ahead) <= 0:
             return None

@@ -7,6 +7,7 @@ The steps are those of `Scheduler.commit`; what batches they are is said by answ
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from policies.core.progress.state import RequestState
@@ -68,7 +69,8 @@ class Moment(NamedTuple):
 
 
 class Walk:
-    """From how `order` stands before batch `next_seq`."""
+    """From how `order` stands before batch `next_seq`; prompts in it have begun, and stand at whole
+    chunks."""
 
     def __init__(
         self,
@@ -97,8 +99,6 @@ class Walk:
         """The batch that each made its last token in."""
         self.since_decode = 0
         self.prompts: list[Prompt] = []
-        self.is_regular = True
-        """Whether all prompts have begun, and stand at whole chunks."""
         found: dict[Stand, list[int]] = {}
         for member, state in enumerate(order):
             phase, age = state.phase, next_seq - state.last_seq
@@ -106,7 +106,6 @@ class Walk:
                 prompt = state.prompt
                 staged = prompt.num_preluded_tokens
                 self.prompts.append(Prompt(member, tuple(prompt.prefill_depth_ranges), staged, -age))
-                self.is_regular &= state.last_seq >= 0 and prompt.is_at_chunks
             else:
                 found.setdefault((phase, state.depth, age), []).append(member)
         self.groups = [
@@ -145,15 +144,19 @@ class Walk:
     def step(self, answer: Answer) -> Work:
         """Take the batch of `answer`."""
         stage, loops, _, chunks = answer
-        chosen, ids, at = self._chosen(answer), self._ids, self._at
+        chosen, at = self._chosen(answer), self._at
         ranges: list[ScheduledRange] = []
         members: Sequence[int] = ()
         if chosen:
-            members, depths, positions = joined(chosen), self._depths, self._positions
-            ranges = [
-                new_range((ids[member], stage, depths[member], positions[member], 1, 0, None, False))
-                for member in members
-            ]
+            members = joined(chosen)
+            columns = [self._ids, self._depths, self._positions]
+            if len(members) < len(self._order):
+                columns = [[column[member] for member in members] for column in columns]
+            fields = zip(
+                columns[0], repeat(stage), columns[1], columns[2], repeat(1), repeat(0), repeat(None),
+                repeat(False), strict=False,
+            )  # fmt: skip
+            ranges = list(map(new_range, fields))
         rows = requests = len(ranges)
         if chunks:
             more = [self._chunk(*chunk) for chunk in chunks]
@@ -209,16 +212,10 @@ class Walk:
         """The chunk of a prompt that comes next at `depth`."""
         member, frontiers, staged, _ = self.prompts[place]
         prompt, start = self._order[member].prompt, frontiers[depth]
-        return ScheduledRange(
-            self._ids[member],
-            stage,
-            depth,
-            start,
-            prompt.chunk_end(start) - start,
-            prompt.chunk_start(start),
-            prompt.hidden_row_offset(start),
-            depth == 0 and start >= staged,
-        )
+        offset = prompt.hidden_row_offset(start)
+        count = min(self._chunk_tokens, prompt.prompt_tokens - start)
+        embeds = depth == 0 and start >= staged
+        return new_range((self._ids[member], stage, depth, start, count, start, offset, embeds))
 
     def _move(self, chosen: list[Group], loops: int) -> None:
         """Whoever decodes in this batch, a step further."""

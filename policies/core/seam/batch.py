@@ -90,10 +90,10 @@ class ScheduledRange(NamedTuple):
         return self.token_start + self.token_count
 
 
-new_range: Callable[[tuple[int, Stage, int, int, int, int, None, bool]], ScheduledRange] = partial(
+new_range: Callable[[tuple[int, Stage, int, int, int, int, int | None, bool]], ScheduledRange] = partial(
     tuple.__new__, ScheduledRange
 )
-"""A range of its eight fields in order, for decode rows: its own constructor takes three times as long."""
+"""A range of its eight fields in order: its own constructor takes three times as long."""
 
 
 class Work(NamedTuple):

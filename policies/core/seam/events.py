@@ -36,6 +36,13 @@ class Wait(NamedTuple):
     until_ns: int | None
 
 
+class Foresee(NamedTuple):
+    """Say whether the oldest batch in flight will be collected before `until_ns` and makes no request's last
+    token: else there is no use in asking to `Repeat`. Answered with `Foreseen`."""
+
+    until_ns: int | None
+
+
 class Repeat(NamedTuple):
     """Run the batches of `works`, again and again, each time every row a token further, `most` at most, from
     number `first_seq` on, submitting one whenever one is collected: as long as what is collected makes no
@@ -107,6 +114,12 @@ class Completion(NamedTuple):
     exits: frozenset[int] = frozenset()
 
 
+class Foreseen(NamedTuple):
+    """The answer to `Foresee`."""
+
+    is_free: bool
+
+
 class Times(NamedTuple):
     """What completions say of batches one after another, as columns; see `Completion`."""
 
@@ -170,5 +183,5 @@ class Lost(NamedTuple):
 
 Mail = Arrival | HangUp | Sent | Received | Lost
 Handed = Reserve | Send | Import
-Command = Submit | Wait | Repeat | Handed
-Event = Tick | Completion | Stretch
+Command = Submit | Wait | Foresee | Repeat | Handed
+Event = Tick | Completion | Foreseen | Stretch
