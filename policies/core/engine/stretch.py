@@ -48,6 +48,9 @@ class Stretches:
         plan = self._rhythm.plan(order, seq, ahead, scheduler.prompt_batches_since_decode)
         if plan is None:
             return None
+        if not scheduler.in_flight and plan.works[(plan.most - 1) % len(plan.works)].stage is Stage.CODA:
+            # It may make somebody's last token, and nothing would be in flight behind it.
+            plan = plan._replace(most=plan.most - 1)
         if plan.most < WORTH:
             self._next_seq = seq + plan.most
             return None
