@@ -25,7 +25,16 @@ from policies.core.engine.engine import Engine, advance
 from policies.core.errors import StuckError
 from policies.core.seam.batch import ExecutionBatch, Stage, Work
 from policies.core.seam.events import (
-    Completion, Event, Foresee, Foreseen, Handed, Repeat, Stretch, Submit, Tick, Wait,
+    Completion,
+    Event,
+    Foresee,
+    Foreseen,
+    Handed,
+    Repeat,
+    Stretch,
+    Submit,
+    Tick,
+    Wait,
 )  # fmt: skip
 from policies.core.seam.inbox import Mailbox
 from policies.core.seam.oracle import Foresight

@@ -22,7 +22,7 @@ from policies.core.engine.walk import Answer, Key, Moment, Walk
 from policies.core.progress.state import RequestState
 from policies.core.seam.batch import Stage, Work
 from policies.core.seam.exits import ExitRule
-from policies.core.seam.request import PROMPT
+from policies.core.seam.request import CODA, PRELUDE, PROMPT, RECURRENT
 from policies.core.seam.settings import SchedulerSettings
 
 MOST_BATCHES = 64
@@ -65,10 +65,13 @@ class Rhythm:
         """What comes from batch `next_seq` on, up to where one of `order` has made as many more tokens as are
         `tokens_ahead`, at least 1; None where that is not known, and then the next answer is learnt."""
         self._asked = None
-        if not all(
-            [state.last_seq >= 0 and state.prompt.is_at_chunks for state in order if state.phase is PROMPT]
-        ):
-            return None
+        for state in order:
+            phase = state.phase
+            if phase is PROMPT:
+                if state.last_seq < 0 or not state.prompt.is_at_chunks:
+                    return None
+            elif phase not in (CODA, PRELUDE, RECURRENT):
+                return None
         walk = Walk(order, next_seq, self._settings, self._exits, self._num_loops, self._has_planes)
         walk.since_decode = prompt_batches_since_decode
         had_prompts = bool(walk.prompts)
