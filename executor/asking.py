@@ -9,6 +9,7 @@ from executor.prompts import prompt_ids
 from policies.config.runconfig import SamplingSettings
 from policies.core.seam.request import Request
 from workloads.asked import Sampling
+from workloads.prompts import Prompts
 from workloads.serving.inbox import LiveInbox
 from workloads.serving.spelling import Spelling
 from workloads.text import Tokenizer
@@ -49,6 +50,28 @@ class AsConfigured:
 
     def ended(self, request_id: int) -> None:
         """Nothing was kept of it."""
+
+
+class AsWritten(AsConfigured):
+    """Requests of a workload that has prompts: an answer ends at one of `eos_ids` unless they are ignored."""
+
+    def __init__(
+        self,
+        seed: int,
+        vocab_size: int,
+        sampling: SamplingSettings,
+        prompts: Prompts,
+        eos_ids: tuple[int, ...],
+    ) -> None:
+        super().__init__(seed, vocab_size, sampling)
+        self._prompts = prompts
+        self._eos_ids = frozenset(() if prompts.ignore_eos else eos_ids)
+
+    def prompt(self, request: Request) -> np.ndarray:
+        return np.array(self._prompts.ids[request.request_id], dtype=np.int32)
+
+    def is_last(self, request_id: int, token: int) -> bool:
+        return token in self._eos_ids
 
 
 class AsClientsSay:

@@ -133,6 +133,7 @@ def _run(options: argparse.Namespace) -> int:
     _need_torch()
     from executor.run import execute
     from executor.session import Session
+    from results.accuracy import print_accuracy
     from results.table import print_table
 
     session = Session([config], options.device, use_graphs=not options.no_graphs)
@@ -140,6 +141,7 @@ def _run(options: argparse.Namespace) -> int:
         session, session.runs[0], options.out, plots=not options.no_plots, audit=options.audit
     )
     print_table([summary])
+    print_accuracy([summary])
     for note in summary["notes"]:
         print(f"note: {note}", file=sys.stderr)
     print(f"run directory: {path}", file=sys.stderr)
@@ -175,6 +177,7 @@ def _sweep(options: argparse.Namespace) -> int:
         raise InputError(f"--repeats: {options.repeats}, expected at least 1")
     _need_torch()
     from executor.sweep import run_grid
+    from results.accuracy import print_accuracy
     from results.sweep import write_sweep
     from results.table import print_table
 
@@ -189,6 +192,7 @@ def _sweep(options: argparse.Namespace) -> int:
     )
     files = write_sweep(cells, out, plots=not options.no_plots)
     print_table([summary for _, _, summary in cells])
+    print_accuracy([summary for _, _, summary in cells])
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
     return max((_status(summary) for _, _, summary in cells), default=1)
 

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from executor.asking import AsClientsSay, AsConfigured, Asking
+from executor.asking import AsClientsSay, AsConfigured, Asking, AsWritten
 from executor.backend import Observer
 from executor.runner import Launched
-from executor.session import PlannedRun
+from executor.session import PlannedRun, Session
 from executor.timeline import Timeline
+from policies.config.generation import read_generation
 from policies.core.engine.runlog import RequestRecord
 from policies.core.seam.batch import ExecutionBatch, Stage
 from policies.core.seam.inbox import Inbox
@@ -55,12 +56,18 @@ class WorkloadClients:
     columns: tuple[str, ...] = ()
     observers: tuple[Observer, ...] = ()
 
-    def __init__(self, run: PlannedRun, vocab_size: int) -> None:
-        config, workload = run.config, run.workload
+    def __init__(self, run: PlannedRun, session: Session) -> None:
+        config, workload, shape = run.config, run.workload, run.shape(session.shape)
         self.inbox = workload.clients()
         self.oracle = workload.oracle
-        self.asking = AsConfigured(config.seed, vocab_size, config.sampling)
+        self.asking = AsConfigured(config.seed, shape.vocab_size, config.sampling)
         self.notes = workload.notes
+        if workload.prompts is not None:
+            generation = read_generation(str(session.checkpoint or config.model), shape)
+            self.asking = AsWritten(
+                config.seed, shape.vocab_size, config.sampling, workload.prompts, generation.eos_ids
+            )
+            self.notes += generation.notes
         self.is_random = config.sampling.temperature > 0
 
     def write_to(self, write: Write) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from executor.answers import ANSWERS, Answers
 from executor.backend import DeviceBackend, Observer
 from executor.checks.audit import AddressAudit
 from executor.checks.fingerprint import Fingerprints
@@ -80,9 +81,10 @@ def execute(
     config.policy.check_card(shape, session.card)
     address_audit = make_audit(session, run) if audit else None
     inputs = {"input_sha256": inputs_sha256(config, session.uses_graphs)}
-    clients = clients or WorkloadClients(run, shape.vocab_size)
+    clients = clients or WorkloadClients(run, session)
     with RunDirectory.create(config.resolved, identity, out, clients.columns) as directory:
-        (directory.path / TOKENS).unlink(missing_ok=True)
+        for name in (TOKENS, ANSWERS):
+            (directory.path / name).unlink(missing_ok=True)
         outputs = Outputs()
         clients.write_to(directory.requests.write)
 
@@ -132,6 +134,7 @@ def execute(
         for record in engine.log.records.values():
             outputs.ended(record)
         tokens = outputs.by_request
+        answers = Answers(workload.prompts, tokens) if workload.prompts is not None else None
         summary = write_outputs(
             directory,
             engine.log,
@@ -154,6 +157,7 @@ def execute(
             extra={
                 **inputs,
                 "output_token_sha256": tokens_sha256(tokens),
+                **(answers.as_summary() if answers is not None else {}),
                 **session.facts_for_summary(),
                 "versions": versions(),
                 **{name: value - before[name] for name, value in session.programs.counters().items()},
@@ -163,7 +167,7 @@ def execute(
                 "audited_rows": address_audit.rows_checked if address_audit else None,
                 **ending.as_summary(),
             },
-            write_more=lambda: write_tokens(directory.path / TOKENS, tokens),
+            write_more=lambda: write_more(directory.path, tokens, answers),
             broken=ending.error if isinstance(ending.error, WriteError) else None,
         )
     if ending.error is not None:
@@ -231,6 +235,13 @@ def one_line(error: BaseException) -> str:
     """`TypeOfError: first line of its message`."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def write_more(path: Path, tokens: dict[int, list[int]], answers: Answers | None) -> None:
+    """What only the executor leaves in a run directory."""
+    write_tokens(path / TOKENS, tokens)
+    if answers is not None:
+        answers.write(path / ANSWERS)
 
 
 def write_tokens(path: Path, tokens: dict[int, list[int]]) -> None:

@@ -247,6 +247,9 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape, is_served: bool =
         if spec not in workloads:
             workloads[spec] = load_workload(spec, config.seed, config.base_dir)
         workloads[spec].check_live(is_served)
+        prompts = workloads[spec].prompts
+        if prompts is not None:
+            prompts.check(shape.vocab_size)
         run = PlannedRun(config, workloads[spec])
         run.exit_oracle(config.exit.rule(shape.num_loops))
         runs.append(run)

@@ -81,6 +81,8 @@ class Simulation:
             *ignored_keys(config, "sim", has_prefixes),
             *workload.notes,
         )
+        if workload.prompts is not None:
+            notes += ("a simulation samples no token: every answer has max_tokens",)
         if config.slo is not None:
             prompts = [request.prompt_tokens for request in workload.requests]
             rule, budget = config.exit.rule(model.num_loops), config.scheduler.max_num_batched_tokens

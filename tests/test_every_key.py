@@ -19,7 +19,7 @@ from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
 from policies.routing.registry import ROUTERS
 from sim.run import simulate
-from workloads.spec import PresetSpec, SyntheticSpec, TraceSpec
+from workloads.spec import PresetSpec, PromptsSpec, SyntheticSpec, TraceSpec
 
 BASE: dict[str, Any] = {
     "model": "ouro-tiny",
@@ -37,6 +37,7 @@ BLOCKS = "".join(
 TRACE = "workload={kind: trace, path: plain.csv}"
 FAST = "workload.timestamp_unit=ns"
 MOONCAKE = "workload={kind: trace, path: blocks.jsonl, block_tokens: 40}"
+PROMPTS = "workload={kind: prompts, path: prompts.jsonl}"
 PRESET = "workload={kind: preset, name: chat, num_requests: 5}"
 POOL = "cache={num_blocks: 72, allocation: incremental, preemption: recompute, admit: first_chunk}"
 SWAP = "cache={num_blocks: 72, allocation: incremental, preemption: swap, admit: first_chunk}"
@@ -180,6 +181,14 @@ CASES: list[tuple[str, list[str], str]] = [
     ("changes", [PRESET], "workload.patience_ms=1"),
     ("changes", [PRESET], "workload.rate=3.0"),
     ("changes", [PRESET, "workload.rate=3000"], "workload.concurrency=1"),
+    ("changes", [PROMPTS], "workload.path=other.jsonl"),
+    ("changes", [PROMPTS], "workload.limit=1"),
+    ("changes", [PROMPTS], "workload.arrival={process: constant, rate: 100}"),
+    ("changes", [PROMPTS], "workload.max_tokens=2"),
+    ("named", [PROMPTS], "workload.ignore_eos=true"),
+    ("refused", [PROMPTS], "workload.tokenizer=nowhere.json"),
+    ("changes", [PROMPTS], "workload.max_context=10"),
+    ("changes", [PROMPTS], "workload.patience_ms=1"),
 ]
 
 
@@ -201,6 +210,9 @@ def test_a_key_changes_the_run_or_is_refused_or_is_named(
     (tmp_path / "plain.csv").write_text(PLAIN)
     (tmp_path / "other.csv").write_text(PLAIN.replace("70", "71"))
     (tmp_path / "blocks.jsonl").write_text(BLOCKS)
+    for name in ("prompts.jsonl", "other.jsonl"):
+        lines = [{"prompt": [1, 2, 3] * len(name)}, {"prompt": [4], "max_tokens": 3}]
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     before, _ = outcome(tmp_path, given, "before")
     key = override.partition("=")[0]
     try:
@@ -223,9 +235,8 @@ def test_the_walk_leaves_no_key_out() -> None:
     keys |= {f"policy.{item.name}" for item in dataclasses.fields(POLICIES["slo"])}  # type: ignore[arg-type]
     keys |= {f"fleet.router.{item.name}" for item in dataclasses.fields(ROUTERS["prefix_affinity"])}  # type: ignore[arg-type]
     keys |= {f"fleet.link.{item.name}" for item in dataclasses.fields(Link)}
-    keys |= {
-        f"workload.{name}" for spec in (TraceSpec, SyntheticSpec, PresetSpec) for name in spec.model_fields
-    }
+    kinds = (TraceSpec, SyntheticSpec, PresetSpec, PromptsSpec)
+    keys |= {f"workload.{name}" for spec in kinds for name in spec.model_fields}
     keys |= set(SECTIONS) - set(sections) | {"policy"}
     assert keys - walked == set()
     assert [name for name, router in ROUTERS.items() if dataclasses.fields(router)] == ["prefix_affinity"]  # type: ignore[arg-type]

@@ -126,9 +126,12 @@ MISTAKES = [
     ),
     ("workload.arrival={process: poison, rate: 2}", "workload.arrival"),
     ("workload={kind: preset, name: seed-4x8046}", "workload.name: unknown preset 'seed-4x8046', "),
-    ("workload={kind: tracee}", "workload.kind: 'tracee', expected trace, synthetic, preset or live"),
+    (
+        "workload={kind: tracee}",
+        "workload.kind: 'tracee', expected trace, synthetic, preset, prompts ",
+    ),
     ("workload={kind: trace, path: nowhere.csv}", "nowhere.csv"),
-    ("workload=null", "workload: expected a mapping with kind: trace, synthetic, preset or live"),
+    ("workload=null", "workload: expected a mapping with kind: trace, synthetic, preset, prompts or live"),
     ("model=ouro-1.5b", "model: unknown model 'ouro-1.5b', "),
     (
         "device=h20",

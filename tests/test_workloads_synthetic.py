@@ -154,9 +154,9 @@ def test_max_tokens_asks_for_more_or_cuts() -> None:
 
 NAN, INF = math.nan, math.inf
 REFUSED: list[tuple[Any, str]] = [
-    (None, "workload.kind: None, expected trace, synthetic, preset or live"),
-    ({}, "workload.kind: None, expected trace, synthetic, preset or live"),
-    ({"kind": "traces"}, "workload.kind: 'traces', expected trace, synthetic, preset or live"),
+    (None, "workload.kind: None, expected trace, synthetic, preset, prompts or live"),
+    ({}, "workload.kind: None, expected trace, synthetic, preset, prompts or live"),
+    ({"kind": "traces"}, "workload.kind: 'traces', expected trace, synthetic, preset, prompts or live"),
     ({"kind": "trace"}, "workload.path: missing"),
     ({"kind": "trace", "path": "t", "limt": 3}, "unknown key 'workload.limt', expected one of kind, path"),
     (

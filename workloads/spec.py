@@ -304,6 +304,25 @@ class PresetSpec(_Checked):
     concurrency: Count | None = None
 
 
+class PromptsSpec(_Checked):
+    """`kind: prompts`: what `path` says, JSON lines with `prompt` (a text or token ids) and perhaps
+    `max_tokens`, `answer` and `priority`.
+
+    `max_tokens` is for lines that name none. `tokenizer` is as in `LiveSpec`. Answers end at the model's end
+    of sequence unless `ignore_eos`; a simulation samples nothing, and its answers get `max_tokens` long.
+    """
+
+    kind: Literal["prompts"] = "prompts"
+    path: Text
+    limit: Requests | None = None
+    arrival: Arrival = Burst()
+    max_tokens: Tokens = 256
+    ignore_eos: Annotated[bool, Field(strict=True)] = False
+    tokenizer: Text | None = None
+    max_context: Tokens | None = None
+    patience_ms: Lengths | None = None
+
+
 class LiveSpec(_Checked):
     """`kind: live`: requests of the clients of a server.
 
@@ -318,22 +337,24 @@ class LiveSpec(_Checked):
     output_tokens: Lengths | None = None
 
 
-WorkloadSpec = TraceSpec | SyntheticSpec | PresetSpec | LiveSpec
+WorkloadSpec = TraceSpec | SyntheticSpec | PresetSpec | PromptsSpec | LiveSpec
 WORKLOAD_ADAPTER: TypeAdapter[WorkloadSpec] = TypeAdapter(
     Annotated[WorkloadSpec, Field(discriminator="kind")]
 )
 SYNTHETIC_ADAPTER: TypeAdapter[SyntheticSpec] = TypeAdapter(SyntheticSpec)
 
 _BY_TAG: dict[str, type[BaseModel]] = {
-    "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "live": LiveSpec, "burst": Burst,
-    "poisson": Poisson, "gamma": Gamma, "constant": Constant, "closed": Closed, "lognormal": Lognormal,
-    "uniform": Uniform, "choice": Choice, "shared_prefix": SharedPrefix, "columns": TraceColumns,
+    "trace": TraceSpec, "synthetic": SyntheticSpec, "preset": PresetSpec, "prompts": PromptsSpec,
+    "live": LiveSpec, "burst": Burst, "poisson": Poisson, "gamma": Gamma, "constant": Constant,
+    "closed": Closed, "lognormal": Lognormal, "uniform": Uniform, "choice": Choice,
+    "shared_prefix": SharedPrefix, "columns": TraceColumns,
 }  # fmt: skip
 _TAGS = {*_BY_TAG, "integer", "list"} - {"shared_prefix", "columns"}
 _EXAMPLES = {
     "trace": "{kind: trace, path: t.csv}",
     "synthetic": "{kind: synthetic, num_requests: 100, prompt_tokens: 512, output_tokens: 64}",
     "preset": "{kind: preset, name: chat}",
+    "prompts": "{kind: prompts, path: p.jsonl}",
     "live": "{kind: live}",
 }
 
@@ -368,7 +389,7 @@ def _validated(adapter: TypeAdapter[Spec], raw: object, where: str, section: str
     if problem["type"] in ("union_tag_not_found", "union_tag_invalid") or not isinstance(raw, Mapping):
         found = raw.get("kind") if isinstance(raw, Mapping) else raw
         raise InputError(
-            f"{where}: {section}.kind: {shown(found)}, expected trace, synthetic, preset or live"
+            f"{where}: {section}.kind: {shown(found)}, expected trace, synthetic, preset, prompts or live"
         )
     if last in _TAGS or last == "":
         key = key.rpartition(".")[0]

@@ -7,7 +7,7 @@ asked for.
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,9 +16,18 @@ from policies.core.seam.clients import Clients
 from policies.core.seam.request import ExitOracle, Oracle, Request
 from workloads.columns import Columns, IntLists
 from workloads.presets import generate_preset, resolve_preset
+from workloads.prompts import Prompts, read_prompts
 from workloads.repeat import repeat_columns
 from workloads.rng import stream
-from workloads.spec import MAX_TOKENS, LiveSpec, PresetSpec, SyntheticSpec, TraceSpec, WorkloadSpec
+from workloads.spec import (
+    MAX_TOKENS,
+    LiveSpec,
+    PresetSpec,
+    PromptsSpec,
+    SyntheticSpec,
+    TraceSpec,
+    WorkloadSpec,
+)
 from workloads.synthetic import draw_lengths, generate
 from workloads.timestamps import MAX_SPAN_NS
 from workloads.trace import read_trace
@@ -60,7 +69,7 @@ class Workload:
     the user allows; the engine refuses requests above it. `patience_ns` says of the requests in it how long
     after their arrival the client hangs up: the engine's to know, not the policies'. `exits` says where
     tokens leave, if the source knows it; for backends only. Requests of one that `is_live` are not known: a
-    server's clients send them.
+    server's clients send them. `prompts` are what requests say, where the source has more than lengths.
     """
 
     name: str
@@ -73,6 +82,7 @@ class Workload:
     patience_ns: Mapping[int, int] | None = field(default=None, repr=False)
     exits: ExitOracle | None = field(default=None, repr=False)
     is_live: bool = False
+    prompts: Prompts | None = field(default=None, repr=False)
 
     def clients(self) -> Clients:
         """Whoever sends these requests: a fresh inbox for one run. Raises `InputError` where nobody here
@@ -108,6 +118,9 @@ def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> 
     """
     if isinstance(spec, LiveSpec):
         return Workload("live", (), RecordedOutputs(array("q")), max_context=spec.max_context, is_live=True)
+    if isinstance(spec, PromptsSpec):
+        columns, prompts = read_prompts(spec, seed, base_dir)
+        return replace(_assemble(columns, spec, seed), prompts=prompts)
     if isinstance(spec, TraceSpec):
         columns = read_trace(spec, seed, base_dir)
         repeat_columns(columns, spec, seed)
@@ -121,7 +134,10 @@ def load_workload(spec: WorkloadSpec, seed: int, base_dir: Path = Path(".")) -> 
 
 
 def _assemble(
-    columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, time_scale: Fraction = Fraction(1)
+    columns: Columns,
+    spec: TraceSpec | SyntheticSpec | PromptsSpec,
+    seed: int,
+    time_scale: Fraction = Fraction(1),
 ) -> Workload:
     max_tokens = spec.max_tokens
     notes = [*columns.notes]
@@ -186,7 +202,7 @@ def _time_scale(columns: Columns, spec: TraceSpec) -> Fraction:
 
 
 def _patience(
-    columns: Columns, spec: TraceSpec | SyntheticSpec, seed: int, scale: Fraction
+    columns: Columns, spec: TraceSpec | SyntheticSpec | PromptsSpec, seed: int, scale: Fraction
 ) -> dict[int, int] | None:
     """Nanoseconds from arrival to hang-up by request id: drawn where the spec says so, else as recorded, on
     the scaled clock."""

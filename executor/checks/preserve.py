@@ -35,6 +35,7 @@ class Comparison:
     bits: str
     preemptions: int = 0
     reused_tokens: int = 0
+    num_correct: int | None = None
 
     @property
     def is_identical(self) -> bool:
@@ -67,7 +68,9 @@ def preserve(
         found = (tokens, fingerprints.finish())
         reference = reference or found
         trouble = {"preemptions": summary["preemptions"], "reused_tokens": summary["prefix_hit_tokens"]}
-        results.append(replace(compare(spell(axes), reference, found), **trouble))
+        accuracy = summary.get("accuracy")
+        correct = {"num_correct": accuracy["num_correct"]} if accuracy else {}
+        results.append(replace(compare(spell(axes), reference, found), **trouble, **correct))
     return results
 
 
@@ -113,6 +116,7 @@ def print_comparisons(results: Sequence[Comparison]) -> None:
         "tokens differ",
         "hidden differ",
         "K/V differ",
+        "correct answers",
         "bits",
         title="against the first run",
     )
@@ -121,6 +125,7 @@ def print_comparisons(results: Sequence[Comparison]) -> None:
         table.add_row(
             item.label,
             *map(str, (*trouble, item.tokens_differ, item.hidden_differ, item.kv_differ)),
+            "-" if item.num_correct is None else str(item.num_correct),
             item.bits[:16],
         )
     Console(width=140).print(table)

@@ -51,10 +51,12 @@ _SHAPES = TypeAdapter(ModelShape)
 
 @dataclass(frozen=True, slots=True)
 class HFConfig:
-    """What a `config.json` says: the shape, and sentences that name what in it is not applied."""
+    """What a `config.json` says: the shape, sentences that name what in it is not applied, and the threshold
+    of the exit gate that the model was made for (1: it never leaves early)."""
 
     shape: ModelShape
     notes: tuple[str, ...]
+    exit_threshold: float = 1.0
 
 
 def shape_from_hf_config(path: Path) -> ModelShape:
@@ -91,7 +93,7 @@ class _Reader:
         for key in ("bos_token_id", "eos_token_id"):
             if (_first(self.values.get(key)) or 0) >= shape.vocab_size:
                 raise self._wrong(key, f"a token id below vocab_size {shape.vocab_size}")
-        return HFConfig(shape, tuple(self._notes()))
+        return HFConfig(shape, tuple(self._notes()), self._exit_threshold())
 
     def _shape(self) -> ModelShape:
         found = {field: self.values[key] for field, key in SIZES.items() if self.values.get(key) is not None}
@@ -152,11 +154,11 @@ class _Reader:
 
     def _notes(self) -> list[str]:
         notes = []
-        threshold = self.values.get("early_exit_threshold")
-        if threshold not in (None, 1, 1.0):
+        threshold = self._exit_threshold()
+        if threshold != 1:
             notes.append(
-                f"config.json: early_exit_threshold {shown(threshold)} is not applied; the run's exit "
-                f"section decides, like exit: {{mode: gate, threshold: {shown(threshold)}}}"
+                f"config.json: early_exit_threshold {threshold:g} is what the model was made for; the run's "
+                "exit section decides"
             )
         ignored = sorted(self.values.keys() - READ - WITHOUT_EFFECT - {"early_exit_threshold"})
         if ignored:
@@ -164,6 +166,14 @@ class _Reader:
                 f"config.json: keys that are not known and not applied: {shown(', '.join(ignored))[1:-1]}"
             )
         return notes
+
+    def _exit_threshold(self) -> float:
+        value = self.values.get("early_exit_threshold")
+        if value is None:
+            return 1.0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise self._wrong("early_exit_threshold", "a number from 0 to 1")
+        return float(value)
 
     def _wrong(self, key: str, expected: str) -> InputError:
         state = "is missing" if key not in self.values else f"is {_json(self.values[key])}"

@@ -50,6 +50,8 @@ def _ignored(config: RunConfig, world: str, has_prefixes: bool) -> Iterator[tupl
         yield "exit.min_loops", "at threshold 1 no token leaves early"
     if world == "sim" and config.attention != "auto":
         yield "attention", "a latency model is of the kernels that were profiled"
+    if world == "sim" and config.workload.get("ignore_eos"):
+        yield "workload.ignore_eos", "a simulation samples no token"
     if world == "sim" and sampling != SamplingSettings():
         yield "sampling", "a simulation samples no token"
     if world == "executor" and sampling.temperature == 0 and sampling != SamplingSettings():

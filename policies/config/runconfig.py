@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from policies.config.fleet import Fleet, parse_fleet
-from policies.config.hf_config import shape_from_hf_config
+from policies.config.hf_config import read_hf_config, shape_from_hf_config
 from policies.config.overrides import absolute, apply_overrides, locate, read_yaml
 from policies.config.sections import check_keys, named, parse_named, parse_section
 from policies.core.bounds import LARGEST, Within
@@ -161,8 +161,8 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     workload = raw.get("workload")
     if not isinstance(workload, Mapping):
         raise InputError(
-            f"{where}: workload: expected a mapping with kind: trace, synthetic, preset or live, found "
-            f"{shown(workload)}"
+            f"{where}: workload: expected a mapping with kind: trace, synthetic, preset, prompts or live, "
+            f"found {shown(workload)}"
         )
     workload = dict(workload)
     for key in WORKLOAD_FILES:
@@ -170,6 +170,10 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
             workload[key] = absolute(workload[key], base_dir)
             if key == "tokenizer" and os.path.isdir(workload[key]):
                 workload[key] = os.path.join(workload[key], "tokenizer.json")
+    if workload.get("kind") == "prompts" and workload.get("tokenizer") is None:
+        own = os.path.join(absolute(model, base_dir), "tokenizer.json")
+        if model not in SHIPPED_MODELS and os.path.isfile(own):
+            workload["tokenizer"] = own
     shape = None
     if raw.get("model_shape") is not None:
         shape = parse_section(ModelShape, raw["model_shape"], where, "model_shape")
@@ -215,6 +219,14 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
         role=plain.role,
         attention=plain.attention,
     )
+    if has_path and raw.get("exit") is None:
+        threshold = read_hf_config(Path(model)).exit_threshold
+        if threshold != 1:
+            raise InputError(
+                f"{where}: exit: is not said, and the model's config.json has early_exit_threshold "
+                f"{threshold:g}; expected exit: {{mode: gate, threshold: {threshold:g}}} or "
+                "exit: {mode: fixed}"
+            )
     shape = shape or HUB_MODELS.get(model) or (shape_from_hf_config(Path(model)) if has_path else None)
     return config if shape is None else config.with_shape(shape)
 
