@@ -106,7 +106,8 @@ class ChatTemplate:
 
         self._where, self._error = where, TemplateError
         environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-        environment.globals = {"raise_exception": refuse, "namespace": environment.globals["namespace"]}
+        environment.globals = {name: environment.globals[name] for name in ("namespace", "range")}
+        environment.globals["raise_exception"] = refuse
         self._names = dict(names)
         try:
             self._template = environment.from_string(source)
