@@ -14,9 +14,11 @@ from policies.core.bounds import Within
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
 from policies.core.seam.batch import Proposal, Selection, Stage
+from policies.core.seam.exits import ExitRule
 from policies.core.seam.policy import Policy
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.core.seam.view import RequestView, View
+from policies.costs.alone import token_ns
 from policies.costs.fitted import FittedModel
 from policies.costs.horizon import Costs, Horizon
 from policies.costs.latency import LatencyModel
@@ -74,7 +76,16 @@ class Slo(Policy):
         what = latency.provenance
         if self.model.startswith("roofline:"):
             what = f"a roofline, which no kernel reaches ({what})"
-        return (f"policy slo believes {what}, margin {self.believed_margin(latency):.1%}",)
+        notes = [f"policy slo believes {what}, margin {self.believed_margin(latency):.1%}"]
+        assert self.itl_ms is not None
+        rule = ExitRule(model.num_loops, model.num_loops, False)
+        alone_ms = token_ns(latency, rule, 0) / 1e6
+        if alone_ms > self.itl_ms:
+            notes.append(
+                f"policy.itl_ms: {self.itl_ms:g}: no request could keep it even alone: {alone_ms:.1f} ms per "
+                "token; prompts do not wait for it"
+            )
+        return tuple(notes)
 
     def check_card(self, model: ModelShape, card: str) -> None:
         latency = load_device(self.model, model)
@@ -95,6 +106,7 @@ class Chooser:
         self.ttft_ns, self.itl_ns = round(1e6 * policy.ttft_ms), round(1e6 * policy.itl_ms)
         self.is_banked = policy.gaps == "banked"
         self.costs = costs
+        self._in_reach: dict[ExitRule, bool] = {}
         self.on_choice: Callable[[View, int, bool, bool], None] | None = None
         """Told (view, rows injected, whether 0 rows would keep every promise, whether a starved prompt forced
         them): for whoever attributes late tokens."""
@@ -137,6 +149,8 @@ class Chooser:
             return ring
         # With nobody decoding and nothing in the rings there is nothing that 0 rows could wait for.
         least = 0 if ring or view.looping else STEP_ROWS
+        if not self._is_in_reach(view.exits):
+            return ring + injected(queue, total)
         is_starved = self._is_starved(view, queue[0][0])
         return ring + injected(queue, self._rows(view, ring, queue, total, least, is_starved))
 
@@ -168,6 +182,14 @@ class Chooser:
         if self.on_choice is not None:
             self.on_choice(view, max(rows, floor), keeps_all, rows < floor)
         return max(rows, floor)
+
+    def _is_in_reach(self, exits: ExitRule) -> bool:
+        """Whether a request that runs alone has its tokens in time. Where none could, prompts need not wait
+        for it."""
+        found = self._in_reach.get(exits)
+        if found is None:
+            found = self._in_reach[exits] = token_ns(self.costs.latency, exits, 0) <= self.itl_ns
+        return found
 
     def _order(self, view: View) -> list[RequestView]:
         """Prompts in the order in which they get rows: who starves, then by least laxity who can still make

@@ -67,8 +67,8 @@ class Horizon:
     ) -> None:
         self.costs, self.itl_ns, self.is_banked = costs, itl_ns, is_banked
         self.num_loops = num_loops = view.num_loops
-        self.clock = Clock(costs.latency, view.limits.inflight, costs.factor, view.device_free_ns)
-        ends_ns = self.clock.catch_up(view.in_flight, costs.latency, view.now_ns)
+        self.view = view
+        self.clock, ends_ns = self._clock(costs.factor)
         last_ns: dict[int, float] = {}
         for batch, end_ns in zip(view.in_flight, ends_ns, strict=True):
             if batch.stage is Stage.CODA:
@@ -94,6 +94,13 @@ class Horizon:
         for item in ring:
             self._add(item, self.ring_rows, self.ring_joins)
         self.decode_ns = self._predict(()).components_ns[ATTENTION] if self.rows else 0
+        self.context_ns = [
+            self._predict(left).components_ns[ATTENTION]
+            if (left := [item for item in ring if item.depth < num_loops - k])
+            else self.decode_ns
+            for k in range(num_loops)
+        ]
+        """Attention of batch k when nothing is injected."""
 
     def is_feasible(self, injected: Sequence[Proposal]) -> bool:
         """Whether all tokens within reach are in time when `injected` rows join at depth 0."""
@@ -101,22 +108,32 @@ class Horizon:
         return not (late[0] or late[1])
 
     def forgive(self) -> bool:
-        """Give rows that would be late with nothing injected a whole gap from now on; return whether there
-        are none. Who is late anyway must not stop prompts for ever, nor be forgotten."""
+        """Give rows that would be late with nothing injected, and no margin, a whole gap from now on; return
+        whether with the margin nobody would be. Who is late anyway must not stop prompts for ever, nor be
+        forgotten; who may yet be in time is not given up for a margin."""
         late, second = self._late(())
-        for k in late:
-            self.due_ns[k] = max(self.due_ns[k], self.clock.device_ns + self.itl_ns)
+        if late:
+            lost, _ = self._late((), self._clock(1.0)[0])
+            for k in lost:
+                self.due_ns[k] = max(self.due_ns[k], self.clock.device_ns + self.itl_ns)
         return not (late or second)
 
-    def _late(self, injected: Sequence[Proposal]) -> tuple[list[int], list[int]]:
-        """Steps after which a row's next token is late, and those of rows whose second one is."""
+    def _clock(self, factor: float) -> tuple[Clock, list[float]]:
+        """A clock at the batch that is chosen, and the ends of those in flight."""
+        view = self.view
+        clock = Clock(self.costs.latency, view.limits.inflight, factor, view.device_free_ns)
+        return clock, clock.catch_up(view.in_flight, self.costs.latency, view.now_ns)
+
+    def _late(self, injected: Sequence[Proposal], clock: Clock | None = None) -> tuple[list[int], list[int]]:
+        """Steps after which a row's next token is late, and those of rows whose second one is; by another
+        `clock` than the horizon's own, which it runs ahead, where one is given."""
         num_loops, costs = self.num_loops, self.costs
         rows, joins = self.ring_rows.copy(), self.ring_joins.copy()
         for item in injected:
             self._add(item, rows, joins)
-        full = self._predict(injected)
+        full = self._predict((*self.ring, *injected))
         attention_ns = full.components_ns[ATTENTION]
-        clock, decoding = self.clock.fork(), len(self.rows)
+        clock, decoding = clock or self.clock.fork(), len(self.rows)
         token_ns: list[float] = []
         late, second = [], []
         arriving = [0] * (2 * num_loops)
@@ -126,7 +143,10 @@ class Horizon:
             is_loaded = k < num_loops and rows[k]
             count = decoding + (rows[k] if is_loaded else 0)
             if count:
-                context_ns = attention_ns if is_loaded else self.decode_ns
+                context_ns = self.decode_ns
+                if is_loaded:
+                    # What has left the ring by then is counted on as long as anything is injected.
+                    context_ns = attention_ns if injected else self.context_ns[k]
                 clock.run(full, costs.thin_ns(count) + context_ns)
             come = arriving[k]
             if not come:
@@ -148,11 +168,11 @@ class Horizon:
                     second.append(first)
         return late, second
 
-    def _predict(self, injected: Sequence[Proposal]) -> Prediction:
-        """The batch of now; a small one where there is none, which is not run."""
+    def _predict(self, prompts: Sequence[Proposal]) -> Prediction:
+        """A batch of the decode rows and `prompts`; a small one where there are none, which is not run."""
         ranges = self.rows + [
             ScheduledRange(request_id, Stage.PREFILLING_RECURRENT, depth, start, end - start)
-            for request_id, depth, start, end in (*self.ring, *injected)
+            for request_id, depth, start, end in prompts
         ]
         if not ranges:
             return self.costs.flat(Stage.PRELUDE, 1)
