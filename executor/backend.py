@@ -18,9 +18,10 @@ from executor.outputs import Outputs
 from executor.runner import Launched, Runner
 from executor.timeline import Timeline
 from policies.core.engine.engine import Engine, advance
-from policies.core.seam.batch import Allocation, ExecutionBatch, Stage
+from policies.core.seam.batch import HEADS, Allocation, ExecutionBatch, Stage, Work
 from policies.core.seam.events import Completion, Event, Submit, Tick
-from policies.core.seam.oracle import Foresight
+from policies.core.seam.guesses import Refusals
+from policies.core.seam.oracle import NONE_REFUSED, Foresight, Refused
 from policies.costs.limit import Roofline
 
 SPIN_NS = 200_000
@@ -74,6 +75,8 @@ class DeviceBackend:
         self._in_flight: deque[tuple[ExecutionBatch, int, int]] = deque()
         """Launched batches with the host's times for choosing and for launching each."""
         self._sent_ns = 0
+        self._refusals = Refusals()
+        self._prompt_tokens: dict[int, int] = {}
 
     def run(self) -> None:
         """Run to the end. Raises what engine and runner raise, and `KeyboardInterrupt` between two steps once
@@ -99,19 +102,35 @@ class DeviceBackend:
 
     def _submit(self, batch: ExecutionBatch, select_ns: int, answered_ns: int) -> Tick:
         self._foresight.see(batch.transfers)
+        for request_id in batch.transfers.released:
+            self._prompt_tokens.pop(request_id, None)
         prompts = {item.request_id: self._prompt(item) for item in batch.transfers.allocations}
         self._runner.transfer(batch.transfers, prompts)
         for observer in self._observers:
             observer.launching(batch)
-        self._runner.launch(batch.work, self._foresight.surplus_rows(batch.work))
+        known = self._known_tokens(batch.work)
+        self._runner.launch(batch.work, self._foresight.surplus_rows(batch.work), known)
         now_ns = self._timeline.now_ns()
         self._in_flight.append((batch, select_ns, now_ns - answered_ns))
         return Tick(max(now_ns, self._sent_ns))
+
+    def _known_tokens(self, work: Work) -> dict[tuple[int, int], int]:
+        """Tokens that decode rows of `work` embed and that have been collected: what is in flight behind a
+        guess that was wrong may have left others in their places on the device."""
+        known = {}
+        for item in work.ranges if work.loop_count else ():
+            if item.embeds and item.stage is Stage.RECURRENT:
+                tokens = self._outputs.by_request.get(item.request_id, ())
+                at = item.token_start - self._prompt_tokens[item.request_id]
+                if at < len(tokens):
+                    known[item.request_id, item.token_start] = tokens[at]
+        return known
 
     def _prompt(self, allocation: Allocation) -> np.ndarray:
         """What a request that is let in runs as its prompt. Kept output tokens are on the host: nothing of it
         was in flight."""
         prompt = self._asking.prompt(allocation.request)
+        self._prompt_tokens[allocation.request_id] = allocation.request.prompt_tokens
         if not allocation.num_kept_tokens:
             return prompt
         kept = self._outputs.of(allocation.request_id)[: allocation.num_kept_tokens]
@@ -148,12 +167,15 @@ class DeviceBackend:
         now_ns = max(self._timeline.now_ns(), self._sent_ns)
         finished_ns = min(max(finished_ns, batch.formed_ns), now_ns)
         started_ns = min(max(started_ns, batch.formed_ns), finished_ns)
-        tokens = dict(self._sampled(launched)) if work.stage is Stage.CODA else {}
-        last = frozenset([key for key, token in tokens.items() if self._asking.is_last(key, token)])
-        stops = self._outputs.unended(self._foresight.stops(work)) | last
+        tokens: list[tuple[int, int]] = []
+        last: frozenset[int] = frozenset()
+        if work.stage is Stage.CODA:
+            tokens, last = self._sampled(batch, launched)
+        refused = launched.refused
+        stops = self._outputs.unended(self._foresight.stops(work, refused)) | last
         for observer in self._observers:
             observer.collected(batch, launched, stops)
-        for request_id, token in tokens.items():
+        for request_id, token in tokens:
             self._outputs.sampled(request_id, token)
         exits = self._foresight.early_exits(work) | frozenset(left_by_gate(launched))
         limit_ns = 0
@@ -161,22 +183,49 @@ class DeviceBackend:
             transfer_ns = self._roofline.device.transfer_ns(batch.transfers.swapped_bytes)
             limit_ns = self._roofline.limit_ns(work) + transfer_ns
         return Completion(
-            batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits
-        )
+            batch.seq, now_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, exits=exits,
+            refused=refused
+        )  # fmt: skip
 
-    def _sampled(self, launched: Launched) -> Iterator[tuple[int, int]]:
-        """(request, token) of every CODA row whose client still waits for tokens."""
+    def _refused(self, launched: Launched) -> Refused:
+        """Guesses that a collected batch shows to be wrong: by the device's word, or, where it is forced, by
+        a draw."""
+        wrong = NONE_REFUSED
+        if launched.work.stage is Stage.CODA and launched.decisions is not None:
+            rows = zip(launched.work.ranges, launched.decisions.tolist(), strict=True)
+            if not self._foresight.is_asked_of_guesses:
+                wrong = frozenset(
+                    [(item.request_id, item.token_start) for item, is_right in rows if not is_right]
+                )
+        return self._foresight.refused(launched.work, wrong)
+
+    def _sampled(
+        self, batch: ExecutionBatch, launched: Launched
+    ) -> tuple[list[tuple[int, int]], frozenset[int]]:
+        """(request, token) of every CODA row whose client still waits for tokens, and whose answer one of
+        them ends. Leaves in `launched` which guesses are wrong: those behind an end are, too."""
         assert launched.tokens is not None
-        ids = [item.request_id for item in launched.work.ranges]
-        waiting = self._outputs.unended(ids)
-        for request_id, token in zip(ids, launched.tokens.tolist(), strict=True):
-            if request_id in waiting:
-                yield request_id, token
+        ranges, refused = launched.work.ranges, self._refused(launched)
+        counts = self._refusals.counting(batch.seq, batch.after_seq, ranges, refused)
+        waiting = self._outputs.unended([item.request_id for item in ranges])
+        tokens: list[tuple[int, int]] = []
+        last: set[int] = set()
+        for item, token, is_true in zip(ranges, launched.tokens.tolist(), counts, strict=True):
+            request_id = item.request_id
+            if not is_true or item.stage not in HEADS or request_id not in waiting or request_id in last:
+                continue
+            tokens.append((request_id, token))
+            if self._asking.is_last(request_id, token):
+                last.add(request_id)
+                if item.stage is Stage.VERIFY:
+                    refused |= {(request_id, item.token_start)}
+        launched.refused = refused
+        return tokens, frozenset(last)
 
 
 def left_by_gate(launched: Launched) -> Iterator[int]:
     """Requests whose decode row in a collected batch the gate has let go."""
-    if launched.decisions is None:
+    if launched.decisions is None or launched.work.stage is Stage.CODA:
         return
     decisions, row = launched.decisions.tolist(), 0
     for item in launched.work.ranges:

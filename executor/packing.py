@@ -14,6 +14,8 @@ from executor.kernels.worklist import PackedBatch, Packer
 from executor.pools import Pools
 from policies.core.seam.batch import PROMPT_STAGES, ScheduledRange, Stage, Work
 
+NO_TOKENS: Mapping[tuple[int, int], int] = {}
+
 
 @dataclass(slots=True)
 class RunningRequest:
@@ -31,8 +33,8 @@ class BatchPacker:
 
     def __init__(self, packer: Packer, pools: Pools, num_loops: int, has_gate: bool = False) -> None:
         self._packer = packer
+        self._pools = pools
         self._rows_per_ring = pools.rows_per_ring
-        self._decode_offset = pools.ring_rows
         self._num_loops = num_loops
         self._has_gate = has_gate
         self._planes = pools.kv.planes
@@ -44,24 +46,27 @@ class BatchPacker:
         work: Work,
         requests: Mapping[int, RunningRequest],
         surplus: frozenset[int] = frozenset(),
+        known: Mapping[tuple[int, int], int] = NO_TOKENS,
     ) -> PackedBatch:
         """Fill `host` for `work`; rows lie in batch order. Decode rows of the requests in `surplus` write
-        nothing.
+        nothing. `known` are tokens by (request, position) that decode rows embed and the host knows.
 
         Where no depth runs only a token that left early has a K/V address: the one that CODA copies from.
         """
         if work.loop_count:
-            return self._pack_depths(host, work, requests, surplus)
+            return self._pack_depths(host, work, requests, surplus, known)
         host.row_fields[1:] = -1
         if work.stage is Stage.PREFILLING_PRELUDE:
             self._pack_staging(host, work, requests)
         else:
-            rings = np.array([requests[item.request_id].ring_id for item in work.ranges])
-            host.sampled_rows[: work.rows] = rings
-            ends = host.target_rows if work.stage is Stage.PRELUDE else host.source_rows
-            ends[: work.rows] = rings * self._rows_per_ring + self._decode_offset
+            # PRELUDE embeds the token at its position, CODA makes the one behind it.
+            is_prelude = work.stage is Stage.PRELUDE
+            ends, ahead = (host.target_rows, 0) if is_prelude else (host.source_rows, 1)
             for row, item in enumerate(work.ranges):
-                if item.depth and work.has_planes:
+                ring_id, position = requests[item.request_id].ring_id, item.token_start
+                host.sampled_rows[row] = self._pools.sampled_row(ring_id, position + ahead)
+                ends[row] = self._pools.decode_row(ring_id, position)
+                if item.depth and work.has_planes and item.stage is Stage.CODA:
                     host.slots[row] = self._exit_slot(requests[item.request_id], item)
         return PackedBatch(work.rows, 0, host.layout.combine_offset)
 
@@ -87,11 +92,13 @@ class BatchPacker:
         work: Work,
         requests: Mapping[int, RunningRequest],
         surplus: frozenset[int],
+        known: Mapping[tuple[int, int], int],
     ) -> PackedBatch:
         """A prompt range that ends its last depth leaves no hidden rows but the last prompt token's, which
         CODA reads from the request's decode row."""
         columns: list[int] = []
         embedded: list[tuple[int, np.ndarray]] = []
+        drawn: list[tuple[int, int, int]] = []
         kept: list[tuple[int, int]] = []
         decoded: list[tuple[int, int]] = []
         silent: list[int] = []
@@ -102,7 +109,7 @@ class BatchPacker:
             start, count = item.token_start, item.token_count
             request = requests[request_id]
             ring_id = request.ring_id
-            decode_row = ring_id * self._rows_per_ring + self._decode_offset
+            decode_row = self._pools.decode_row(ring_id, start + count - 1)
             plane = depth if self._planes > 1 else 0
             if item.stage in PROMPT_STAGES:
                 first = self._prompt_row(ring_id, item)
@@ -114,7 +121,10 @@ class BatchPacker:
                     first = -1
                 columns += (ring_id, plane, start, count, first, target)
             else:
-                columns += (ring_id, plane, start, 1, decode_row, decode_row)
+                columns += (ring_id, plane, start, 1, -1 if item.embeds else decode_row, decode_row)
+                if item.embeds:
+                    place = self._pools.sampled_row(ring_id, start)
+                    drawn.append((row, place, known.get((request_id, start), -1)))
                 if self._has_gate:
                     decoded.append((row, ring_id * self._num_loops + depth))
                 if request_id in surplus:
@@ -123,6 +133,8 @@ class BatchPacker:
         packed = self._packer.pack(host, np.array(columns, dtype=np.int64).reshape(-1, 6))
         for first, tokens in embedded:
             host.token_ids[first : first + len(tokens)] = tokens
+        for at, place, token in drawn:
+            host.sampled_rows[at], host.token_ids[at] = place, token
         for at, decode_row in kept:
             host.target_rows[at] = decode_row
         if decoded:

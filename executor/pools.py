@@ -2,7 +2,9 @@
 business.
 
 Every ring (one per request that may run at once) owns `rows_per_ring` rows of the hidden pool:
-`resident_chunks` slots of a prompt chunk each, then one row for the token being decoded.
+`resident_chunks` slots of a prompt chunk each, then `decode_rows` for the tokens that are in the loop at
+once: one, or where tokens are guessed one more than are guessed ahead. Position p has the row p modulo that
+many.
 """
 
 from dataclasses import dataclass
@@ -30,13 +32,13 @@ class Pools:
 
     kv: KVPools
     hidden: torch.Tensor  # [num_rings * rows_per_ring, hidden]
-    sampled: (
-        torch.Tensor
-    )  # [num_rings + 1] int32, the last token of every ring; the extra entry takes padding rows' tokens
+    sampled: torch.Tensor  # [num_rings * decode_rows + 1] int32, the last tokens of every ring, known and
+    # guessed, each in its position's place; the extra entry takes padding rows' tokens
     survival: torch.Tensor  # [num_rings] float32, product of what the exit gate left a ring's token so far
     left: torch.Tensor  # [num_rings] int32, 1 where a ring's token has left the loop early by its gate
     host_groups: np.ndarray  # [num_rings, groups_per_ring] int32
     ring_rows: int
+    decode_rows: int
 
     @classmethod
     def allocate(
@@ -50,14 +52,16 @@ class Pools:
         max_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        decode_rows: int = 1,
     ) -> "Pools":
-        """`ring_rows` are the prompt rows of one ring; `num_blocks` counts blocks of all planes.
+        """`ring_rows` are the prompt rows of one ring, `decode_rows` those of its tokens; `num_blocks` counts
+        blocks of all planes.
 
         Raises `InputError` without room.
         """
         groups_per_ring = -(-max_positions // block_size)
         kv_bytes = num_blocks * KVPools.block_bytes(shape, block_size, dtype)
-        hidden_bytes = num_rings * (ring_rows + 1) * shape.hidden_size * dtype.itemsize
+        hidden_bytes = num_rings * (ring_rows + decode_rows) * shape.hidden_size * dtype.itemsize
         check_memory(
             device, kv_bytes + hidden_bytes, f"a KV pool of {num_blocks} blocks and {num_rings} hidden rings"
         )
@@ -66,25 +70,32 @@ class Pools:
         )
         return cls(
             kv=kv,
-            hidden=torch.zeros((num_rings * (ring_rows + 1), shape.hidden_size), dtype=dtype, device=device),
-            sampled=torch.zeros(num_rings + 1, dtype=torch.int32, device=device),
+            hidden=torch.zeros(
+                (num_rings * (ring_rows + decode_rows), shape.hidden_size), dtype=dtype, device=device
+            ),
+            sampled=torch.zeros(num_rings * decode_rows + 1, dtype=torch.int32, device=device),
             survival=torch.ones(num_rings, dtype=torch.float32, device=device),
             left=torch.zeros(num_rings, dtype=torch.int32, device=device),
             host_groups=np.zeros((num_rings, groups_per_ring), dtype=np.int32),
             ring_rows=ring_rows,
+            decode_rows=decode_rows,
         )
 
     @property
     def rows_per_ring(self) -> int:
-        return self.ring_rows + 1
+        return self.ring_rows + self.decode_rows
 
     def first_row(self, ring_id: int) -> int:
         """Hidden row of the first ring slot of `ring_id`."""
         return ring_id * self.rows_per_ring
 
-    def decode_row(self, ring_id: int) -> int:
-        """Hidden row of the token that `ring_id` decodes."""
-        return ring_id * self.rows_per_ring + self.ring_rows
+    def decode_row(self, ring_id: int, position: int) -> int:
+        """Hidden row of the token at `position` that `ring_id` decodes."""
+        return ring_id * self.rows_per_ring + self.ring_rows + position % self.decode_rows
+
+    def sampled_row(self, ring_id: int, position: int) -> int:
+        """Place in `sampled` of the token at `position` of `ring_id`."""
+        return ring_id * self.decode_rows + position % self.decode_rows
 
     def admit(self, allocation: Allocation) -> None:
         """Write the block groups of a newly admitted request into its ring's row of the table, on both

@@ -234,7 +234,8 @@ class Programs:
         store_rows(model, meta, scratch, pools.hidden)
 
     def _coda(self, meta: BatchMeta, scratch: Scratch, rows: int, is_random: bool) -> None:
-        """Hidden rows to tokens; each token becomes the last one of its ring."""
+        """Hidden rows to tokens; each takes its place among its ring's, where one that was guessed may be:
+        whether they are equal is decided here, and nothing waits for it."""
         model, pools = self._model, self._pools
         logits, tokens = self._logits[:rows], self._tokens[:rows]
         model.ops.gather_rows(pools.hidden, meta.source_rows, scratch.hidden)
@@ -243,8 +244,11 @@ class Programs:
             sample(logits, self._settings.first(rows), tokens)
         else:
             greedy(logits, tokens)
-        rings = meta.sampled_rows
-        pools.sampled.index_copy_(0, torch.where(rings < 0, len(pools.sampled) - 1, rings).long(), tokens)
+        places = meta.sampled_rows
+        places = torch.where(places < 0, len(pools.sampled) - 1, places).long()
+        if pools.decode_rows > 1:
+            self._decisions[:rows].copy_(pools.sampled[places] == tokens)
+        pools.sampled.index_copy_(0, places, tokens)
 
     def set_sampling(self, rows: Sequence[tuple[float, int, float, int]]) -> None:
         """Enqueue how the next coda's tokens are drawn: temperature, top_k, top_p and seed of every row. What

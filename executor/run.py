@@ -76,7 +76,7 @@ def execute(
     `clients` send the requests where the workload does not know them.
     """
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
-    rule = config.exit.rule(shape.num_loops)
+    rule = config.rule(shape)
     identity = RunIdentity.from_config(config.resolved, "executor", shape.num_loops, label, session.card)
     config.policy.check_card(shape, session.card)
     address_audit = make_audit(session, run) if audit else None
@@ -94,7 +94,7 @@ def execute(
 
         engine = assemble(config, shape, clients.inbox, directory.batches, ended)
         longest = min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens)
-        session.warm_up(longest, config.exit, clients.is_random)
+        session.warm_up(longest, config, clients.is_random)
         before = session.programs.counters()
         with (
             RunProgress(len(workload.requests), identity.directory_name) as progress,
@@ -119,7 +119,7 @@ def execute(
                 engine,
                 runner,
                 timeline,
-                Foresight(clients.oracle, run.exit_oracle(rule), rule),
+                Foresight(clients.oracle, run.exit_oracle(rule), rule, run.acceptance()),
                 clients.asking,
                 Roofline(session.shape, session.facts) if session.facts else None,
                 (progress, *clients.observers, *observers),
@@ -152,6 +152,7 @@ def execute(
                 *config.policy.notes(shape),
                 *ignored_keys(config, "executor", any(request.content_ids for request in workload.requests)),
                 *session.programs.notes(),
+                *forced_notes(run),
                 *clients.notes,
             ),
             extra={
@@ -179,6 +180,15 @@ def execute(
     return directory.path, summary, tokens
 
 
+def forced_notes(run: PlannedRun) -> Iterator[str]:
+    """What a summary says of a run whose guesses are not held against the model's tokens."""
+    if run.acceptance() is not None:
+        yield (
+            "speculation.acceptance is forced, for timing: guesses count as right whatever the model makes, "
+            "so output tokens are not the model's"
+        )
+
+
 def make_audit(session: Session, run: PlannedRun) -> AddressAudit:
     """The audit of one run: it knows the run's chunks and the session's rings and pool."""
     config, num_loops = run.config, session.shape.num_loops
@@ -191,6 +201,7 @@ def make_audit(session: Session, run: PlannedRun) -> AddressAudit:
         session.pools.ring_rows,
         session.pools.kv,
         session.gate(config.exit) is not None,
+        session.pools.decode_rows,
     )
 
 

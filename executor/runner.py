@@ -19,7 +19,7 @@ from executor.kernels.gate import GateRule
 from executor.kernels.worklist import Packer
 from executor.model.forward import LoopedModel
 from executor.model.sampling import row_seed
-from executor.packing import BatchPacker, RunningRequest
+from executor.packing import NO_TOKENS, BatchPacker, RunningRequest
 from executor.pools import Pools
 from executor.programs import Programs
 from executor.swap import SwapSpace
@@ -33,8 +33,9 @@ GREEDY = Sampling()
 @dataclass(slots=True)
 class Launched:
     """A batch that has been handed to the device. `tokens` is its CODA output on the host, `decisions` what
-    an exit gate said of each row; both are valid once `end` has passed. `swapped` is where copies from and to
-    host memory, which it begins with, end."""
+    an exit gate said of each row, or whether a CODA row's token is the one that was guessed for its place;
+    both are valid once `end` has passed. `refused` are the guesses of it that are known to be wrong.
+    `swapped` is where copies from and to host memory, which it begins with, end."""
 
     work: Work
     start: Mark
@@ -42,6 +43,7 @@ class Launched:
     end: Mark
     tokens: torch.Tensor | None
     decisions: torch.Tensor | None
+    refused: frozenset[tuple[int, int]] = frozenset()
 
 
 class Runner:
@@ -131,14 +133,20 @@ class Runner:
             if item.is_swapped:
                 swap.take_out(item.request_id, item.ring_id, len(item.block_groups))
 
-    def launch(self, work: Work, surplus: frozenset[int] = frozenset()) -> None:
+    def launch(
+        self,
+        work: Work,
+        surplus: frozenset[int] = frozenset(),
+        known: Mapping[tuple[int, int], int] = NO_TOKENS,
+    ) -> None:
         """Hand `work` to the device, after its `transfer`; decode rows of the requests in `surplus` are
-        known to have left the loop and leave no trace."""
+        known to have left the loop and leave no trace, and `known` tokens are embedded as the host knows
+        them."""
         bucket = self._programs.bucket_for(work.rows)
         host = bucket.next_host()
-        packed = self._packer.pack(host, work, self.requests, surplus)
+        packed = self._packer.pack(host, work, self.requests, surplus, known)
         if self._audit is not None:
-            self._audit.check(work, host, surplus)
+            self._audit.check(work, host, surplus, known)
         is_coda = work.stage is Stage.CODA
         gate = self._gate if work.stage is Stage.RECURRENT else None
         is_random = is_coda and self._set_sampling(work)
@@ -148,7 +156,8 @@ class Runner:
         if self._audit is not None:
             self._audit.check_copies(work)
         tokens = self._programs.copy_tokens(work.rows) if is_coda else None
-        decisions = self._programs.copy_decisions(work.rows) if gate else None
+        decides = gate is not None or (is_coda and any([item.stage is Stage.VERIFY for item in work.ranges]))
+        decisions = self._programs.copy_decisions(work.rows) if decides else None
         end = self._timeline.mark()
         self._rows += work.rows
         self._padded_rows += bucket.meta.layout.max_rows

@@ -35,6 +35,7 @@ from policies.config.runconfig import RunConfig
 from policies.core.errors import InputError
 from policies.core.models.shape import SHIPPED_MODELS, ModelShape
 from policies.core.seam.exits import ExitRule, ExitSettings
+from policies.core.seam.guesses import AcceptanceOracle, acceptance_oracle
 from policies.core.seam.request import ExitOracle
 from policies.costs.devices import device_facts, facts_of_card
 from policies.costs.limit import DeviceFacts
@@ -66,6 +67,11 @@ class PlannedRun:
             if rule.has_decisions and self.config.exit.mode == "trace"
             else None
         )
+
+    def acceptance(self) -> AcceptanceOracle | None:
+        """Who says which guesses are right, when it is not the model. Raises `InputError` when the workload
+        cannot."""
+        return acceptance_oracle(self.config.speculation, self.config.seed, self.workload.guessed)
 
     def with_blocks(self, default: int) -> "PlannedRun":
         """The same with `cache.num_blocks` set: to `default` where the config leaves it open."""
@@ -105,6 +111,7 @@ class Session:
         runs = plan_runs(configs, self.shape, is_served)
         max_positions = max(_max_positions(run.workload, run.shape(self.shape)) for run in runs)
         num_rings = max(config.scheduler.max_num_seqs for config in configs)
+        decode_rows = max(config.speculation.most_rows for config in configs)
         block_size, planes = first.cache.block_size, first.cache.planes(self.shape.num_loops)
         enough = num_rings * planes * -(-max_positions // block_size)
         for run in runs:
@@ -142,15 +149,17 @@ class Session:
                 max_positions,
                 self.dtype,
                 self.device,
+                decode_rows,
             )
             self.swap = self._swap_space()
             max_rows = max(config.scheduler.max_num_batched_tokens for config in configs)
+            heads = 1 if decode_rows == 1 else decode_rows + 1
             inflight = max(config.scheduler.inflight for config in configs)
             self.programs = Programs(
                 self.model,
                 self.pools,
                 max_rows,
-                num_rings,
+                min(heads * num_rings, max_rows),
                 inflight,
                 self.uses_graphs,
                 after_loop,
@@ -207,9 +216,9 @@ class Session:
             return None
         return GateRule(exits.threshold, rule.min_loops, rule.max_loops, self.shape.num_loops)
 
-    def warm_up(self, longest_range: int, exits: ExitSettings, is_random: bool) -> None:
+    def warm_up(self, longest_range: int, config: RunConfig, is_random: bool) -> None:
         """Compile and capture what batches will need, outside any measured time, for every bucket."""
-        rule, gate = exits.rule(self.shape.num_loops), self.gate(exits)
+        rule, gate = config.rule(self.shape), self.gate(config.exit)
         self.programs.warm_up(longest_range, rule, gate, is_random)
 
     def synchronize(self) -> None:
@@ -251,7 +260,8 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape, is_served: bool =
         if prompts is not None:
             prompts.check(shape.vocab_size)
         run = PlannedRun(config, workloads[spec])
-        run.exit_oracle(config.exit.rule(shape.num_loops))
+        run.acceptance()
+        run.exit_oracle(config.rule(shape))
         runs.append(run)
     return runs
 

@@ -22,19 +22,21 @@ the device a while."""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a ring keeps of the token that its request decodes, on the host. Each tensor is one of `Pools`,
+    """What a ring keeps of the tokens that its request decodes, on the host. Each tensor is one of `Pools`,
     cut to that ring."""
 
-    hidden: torch.Tensor  # [1, hidden]
-    sampled: torch.Tensor  # [1] int32
+    hidden: torch.Tensor  # [decode_rows, hidden]
+    sampled: torch.Tensor  # [decode_rows] int32
     survival: torch.Tensor  # [1] float32
     left: torch.Tensor  # [1] int32
 
     @classmethod
     def of(cls, pools: Pools, ring_id: int) -> "Row":
         """Views of the device's."""
-        row, ring = pools.decode_row(ring_id), slice(ring_id, ring_id + 1)
-        return cls(pools.hidden[row : row + 1], pools.sampled[ring], pools.survival[ring], pools.left[ring])
+        count, ring = pools.decode_rows, slice(ring_id, ring_id + 1)
+        row, token = pools.decode_row(ring_id, 0), pools.sampled_row(ring_id, 0)
+        hidden, sampled = pools.hidden[row : row + count], pools.sampled[token : token + count]
+        return cls(hidden, sampled, pools.survival[ring], pools.left[ring])
 
     @classmethod
     def on_host(cls, pools: Pools) -> "Row":

@@ -24,5 +24,7 @@ def assemble(
     Its batches become lines of `batches` (None: only totals are kept), its requests' records go to `on_ended`
     as they end. Raises `InputError` when policy, model and cache do not go together.
     """
-    scheduler = Scheduler(config.policy, model, config.scheduler, config.cache, config.exit, config.role)
+    scheduler = Scheduler(
+        config.policy, model, config.scheduler, config.cache, config.exit, config.role, config.speculation
+    )
     return Engine(scheduler, inbox, RunLog(batches, on_ended, handovers))

@@ -55,7 +55,7 @@ def beside_decode(
     if not ranges:
         return decode_batch(view)
     rows = decode_rows(view, view.looping)
-    return Selection((*rows, *ranges), 1 if regroups(view, ranges) else shared_depths(view, [*rows, *ranges]))
+    return Selection((*rows, *ranges), 1 if regroups(view, ranges) else shared_depths(view, rows, ranges))
 
 
 def token_stages(view: View) -> Selection | None:
@@ -69,25 +69,48 @@ def token_stages(view: View) -> Selection | None:
         return None
     if view.preludes:
         return Selection(decode_rows(view, view.preludes), 0)
-    if view.codas and (
-        len(view.codas) >= view.limits.min_coda_batch_size
+    heads = (*view.codas, *view.drafts) if view.drafts else view.codas
+    if heads and (
+        len(heads) >= view.limits.min_coda_batch_size
         or not (view.looping or view.prompts)
         or _waits_too_long(view)
     ):
-        return Selection(decode_rows(view, view.codas), 0)
+        return Selection(decode_rows(view, heads), 0)
     return None
+
+
+def drafts_first(view: View) -> View:
+    """`view` as policies see it that guess one token after another from early loops, and then check all of
+    them in one submission of the loops that remain: without rows that wait for another guess behind them, and
+    of the others only those with as many loops to the next boundary as the one that has waited longest."""
+    if not view.exits.draft_loops:
+        return view
+    draft_loops = view.exits.draft_loops
+    is_early = [request.depth < draft_loops for request in view.looping]
+    drafting = {request.request_id for request in view.drafts}
+    drafting.update([item.request_id for item, early in zip(view.looping, is_early, strict=True) if early])
+    looping = [
+        item
+        for item, early in zip(view.looping, is_early, strict=True)
+        if early or item.request_id not in drafting
+    ]
+    if looping:
+        oldest = min(looping, key=lambda request: (request.last_seq, request.order))
+        loops = view.exits.boundary(oldest.depth) - oldest.depth
+        looping = [item for item in looping if view.exits.boundary(item.depth) - item.depth == loops]
+    return view._replace(looping=tuple(looping))
 
 
 def _waits_too_long(view: View, batches_ahead: int = 0) -> bool:
     """Whether a hidden state waits at the LM head for too long, once `batches_ahead` more have been
     formed."""
     newest_seq = max([request.last_seq for request in view.running]) + batches_ahead
-    return newest_seq - min([request.last_seq for request in view.codas]) >= view.num_loops
+    return newest_seq - min([request.last_seq for request in (*view.codas, *view.drafts)]) >= view.num_loops
 
 
 def token_comes_next(view: View) -> bool:
     """Whether a token that waits outside, at the LM head for company, is let through after the next batch."""
-    if not view.codas or (view.limits.decode == "no_refill" and view.looping):
+    if not (view.codas or view.drafts) or (view.limits.decode == "no_refill" and view.looping):
         return False
     return _waits_too_long(view, batches_ahead=1)
 
@@ -118,24 +141,33 @@ def decode_batch(view: View) -> Selection | None:
     return Selection(ranges, 1 if len(ranges) < len(view.looping) else shared_depths(view, ranges))
 
 
-def shared_depths(view: View, ranges: Sequence[Proposal]) -> int:
-    """How many depths a batch with decode rows runs: up to the next boundary that somebody needs.
+def shared_depths(view: View, rows: Sequence[Proposal], ranges: Sequence[Proposal] = ()) -> int:
+    """How many depths a batch of decode rows and prompt ranges runs: up to the next boundary that is needed.
 
     That is the very next one when ranges stand at different depths (the first to finish leaves), or when a
-    token outside the batch is about to join; otherwise the next one at which a token may leave.
+    token outside the batch is about to join; otherwise the next one at which a token may leave. Where tokens
+    are guessed, they run until the first of them is at the LM head, or through.
     """
-    depth = ranges[0].depth
-    if token_comes_next(view) or any([item.depth != depth for item in ranges]):
+    depth = rows[0].depth
+    if token_comes_next(view):
+        return 1
+    if view.exits.draft_loops:
+        ends = [view.exits.boundary(item.depth) - item.depth for item in rows]
+        return min(ends + [view.num_loops - item.depth for item in ranges])
+    if any([item.depth != depth for item in (*rows, *ranges)]):
         return 1
     return view.exits.boundary(depth) - depth
 
 
 def within_budget(view: View, requests: Sequence[RequestView]) -> Sequence[RequestView]:
-    """The requests themselves when one row each fits the budget, else those scheduled longest ago."""
+    """The requests themselves when one row each fits the budget, else those scheduled longest ago, and
+    guesses after the tokens before them."""
     budget = view.limits.max_num_batched_tokens
     if len(requests) <= budget:
         return requests
-    return sorted(requests, key=lambda request: (request.last_seq, request.order))[:budget]
+    return sorted(requests, key=lambda request: (request.num_before, request.last_seq, request.order))[
+        :budget
+    ]
 
 
 def oldest_chunks(view: View, max_rows: int) -> list[Proposal]:

@@ -1,7 +1,7 @@
 """mixed: split, and prompt rows and decode rows share a recurrent batch, each at its own depth."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from policies.building_blocks import beside_decode, decode_comes_next, oldest_chunks, prompt_selection
 from policies.core.seam.batch import Selection
@@ -15,6 +15,7 @@ class Mixed(Policy):
     do not fit."""
 
     name: ClassVar[str] = "mixed"
+    guesses: ClassVar[Literal["wavefront", "drafts", "never"]] = "never"
     repeats: ClassVar[bool] = True
 
     def select(self, view: View) -> Selection | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from policies.core.engine.batchlines import BATCH_COLUMNS
-from policies.core.seam.batch import ScheduledRange, Stage
+from policies.core.seam.batch import BATCH_STAGES, ScheduledRange, Stage
 from results.csvlog import Columns, Fields, Row, read_rows
 
 COLUMNS = Columns(BATCH_COLUMNS, ("exits", "grown", "preempted", "resumed", "reused"))
@@ -16,7 +16,7 @@ COLUMNS = Columns(BATCH_COLUMNS, ("exits", "grown", "preempted", "resumed", "reu
 ones."""
 MOST_LOOPS = 10_000
 """A longer batch is no batch of ours: readers take it apart loop by loop."""
-STAGES = frozenset(map(str, Stage))
+STAGES = frozenset(map(str, BATCH_STAGES))
 
 
 class LoggedRange(NamedTuple):
@@ -53,6 +53,7 @@ class LoggedBatch(NamedTuple):
     after_seq: int
     host_ns: int
     exits: frozenset[int]
+    refused: frozenset[tuple[int, int]]
 
     @property
     def line(self) -> int:
@@ -117,6 +118,19 @@ def parse_work(text: str) -> tuple[ScheduledRange, ...]:
     )
 
 
+def _outcomes(row: Row) -> tuple[frozenset[int], frozenset[tuple[int, int]]]:
+    """Requests whose token left early, or (request, position) where a guess was refused."""
+    if ":" not in row.fields["exits"]:
+        return frozenset(row.wholes("exits")), frozenset()
+    found = set()
+    for item in row.fields["exits"].split():
+        request_id, _, position = item.partition(":")
+        if not (request_id.isascii() and position.isascii() and request_id.isdigit() and position.isdigit()):
+            raise row.wrong("exits", "requests, or request:position, with blanks between")
+        found.add((int(request_id), int(position)))
+    return frozenset(), frozenset(found)
+
+
 def read_batches(path: Path) -> Iterator[LoggedBatch]:
     """Every batch of a `batches.csv`, in order.
 
@@ -130,7 +144,7 @@ def read_batches(path: Path) -> Iterator[LoggedBatch]:
         if not 0 <= loop_count <= MOST_LOOPS:
             raise row.wrong("loop_count", f"0 to {MOST_LOOPS}")
         if fields["stage"] not in STAGES:
-            raise row.wrong("stage", f"one of {', '.join(Stage)}")
+            raise row.wrong("stage", f"one of {', '.join(BATCH_STAGES)}")
         yield LoggedBatch(
             row,
             whole("seq"),
@@ -146,5 +160,5 @@ def read_batches(path: Path) -> Iterator[LoggedBatch]:
             whole("collected_ns"),
             whole("after_seq"),
             whole("host_ns"),
-            frozenset(row.wholes("exits")),
+            *_outcomes(row),
         )

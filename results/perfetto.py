@@ -70,7 +70,8 @@ def track(stage: str, depth: int) -> int:
     """Thread id of the track that shows `stage` at `depth`."""
     if stage in (Stage.PRELUDE, Stage.PREFILLING_PRELUDE):
         return PRELUDE_TID
-    return CODA_TID if stage == Stage.CODA else DEPTH_TID + depth
+    is_head = stage in (Stage.CODA, Stage.VERIFY, Stage.DRAFT)
+    return CODA_TID if is_head else DEPTH_TID + depth
 
 
 def range_name(item: LoggedRange, chunk_tokens: int, origin: int = 0) -> str:

@@ -23,7 +23,7 @@ from simpy.events import EventPriority
 
 from policies.core.engine.engine import Engine, advance
 from policies.core.errors import StuckError
-from policies.core.seam.batch import ExecutionBatch, Stage, Work
+from policies.core.seam.batch import HEADS, ExecutionBatch, Stage
 from policies.core.seam.events import (
     Completion,
     Event,
@@ -36,6 +36,7 @@ from policies.core.seam.events import (
     Tick,
     Wait,
 )  # fmt: skip
+from policies.core.seam.guesses import Refusals
 from policies.core.seam.inbox import Mailbox
 from policies.core.seam.oracle import Foresight
 from policies.costs.latency import LatencyModel
@@ -52,7 +53,7 @@ class SimBackend:
 
     `seed` is that of the run, `replica` the number of the engine in a fleet; `is_stopped` is asked between
     two steps; when it answers True the run ends with `KeyboardInterrupt`. `on_collected` hears of
-    the work of each batch that is collected one by one. `on_handed` hears what the engine
+    the requests that each CODA batch collected by itself makes a token for. `on_handed` hears what the engine
     says to others.
     """
 
@@ -67,7 +68,7 @@ class SimBackend:
         skips: bool = True,
         replica: int = 0,
         on_handed: Callable[[Handed], object] = lambda command: None,
-        on_collected: Callable[[Work], None] = lambda work: None,
+        on_collected: Callable[[list[int]], None] = lambda request_ids: None,
     ) -> None:
         self._env = env
         self._engine = engine
@@ -77,6 +78,8 @@ class SimBackend:
         self._is_stopped = is_stopped
         self._on_handed = on_handed
         self._on_collected = on_collected
+        self._refusals = Refusals()
+        self._after_seqs: dict[int, int] = {}
         self._pipeline = Pipeline(latency.loop, HostSpread(seed, latency.loop.host_spread, replica))
         self._skips = skips and self._inbox.is_foreseen
         self._host_waits: simpy.Event | None = None
@@ -131,6 +134,8 @@ class SimBackend:
 
     def _submit(self, batch: ExecutionBatch) -> Tick:
         self._foresight.see(batch.transfers)
+        if batch.stage is Stage.CODA and self._foresight.has_guesses:
+            self._after_seqs[batch.seq] = batch.after_seq
         prediction = self._latency.times(batch.work, batch.transfers.swapped_bytes)
         return Tick(self._pipeline.launch(batch.seq, batch.work, prediction, int(self._env.now)))
 
@@ -166,8 +171,14 @@ class SimBackend:
                 wake_ns = flights[0].finished_ns
                 if wake_ns <= now_ns:
                     work, foresight = flights[0].work, self._foresight
-                    self._on_collected(work)
-                    return self._pipeline.collect(now_ns, foresight.stops(work), foresight.early_exits(work))
+                    seq, refused = flights[0].seq, foresight.refused(work)
+                    if work.stage is Stage.CODA:
+                        after_seq = self._after_seqs.pop(seq, seq - 1)
+                        counts = self._refusals.counting(seq, after_seq, work.ranges, refused)
+                        tokens = [item for item, is_true in zip(work.ranges, counts, strict=True) if is_true]
+                        self._on_collected([item.request_id for item in tokens if item.stage in HEADS])
+                    stops, exits = foresight.stops(work, refused), foresight.early_exits(work)
+                    return self._pipeline.collect(now_ns, stops, exits, refused)
             elif until_ns is not None and until_ns <= now_ns:
                 return Tick(now_ns)
             if self._inbox.is_open:

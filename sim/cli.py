@@ -11,7 +11,7 @@ from typing import Any
 
 from policies.config.runconfig import load_config
 from policies.core.errors import InputError
-from policies.core.seam.batch import Stage
+from policies.core.seam.batch import BATCH_STAGES
 from policies.process.command import OneLineParser, add_objectives, add_overrides, exit_status
 from workloads.serving.options import add_serve_options, place_of
 
@@ -79,7 +79,9 @@ def main(arguments: Sequence[str]) -> int:
         help="as in batches.csv: request:stage:depth:start:count ...",
     )
     explain.add_argument(
-        "--stage", choices=[str(stage) for stage in Stage], help="of the batch; by default that of its ranges"
+        "--stage",
+        choices=[str(stage) for stage in BATCH_STAGES],
+        help="of the batch; by default that of its ranges",
     )
     explain.add_argument("--loops", type=int, help="recurrent loops; by default what the stage runs at once")
     explain.add_argument("--json", action="store_true")

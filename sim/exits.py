@@ -5,12 +5,10 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from policies.core.errors import InputError
+from policies.core.seam.draws import draw
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.request import ExitOracle
 from workloads.workload import Workload
-
-MIX_1, MIX_2, GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
-MASK = (1 << 64) - 1
 
 
 class DrawnExits:
@@ -25,13 +23,8 @@ class DrawnExits:
 
     def exit_loops(self, request_id: int, position: int) -> int:
         """Loops after which the token at `position` of the request leaves."""
-        bits = 0
-        for value in (self._seed, request_id, position):
-            bits = _mix(bits + value + GOLDEN)
-        return (
-            bisect_right(self._bounds, (bits >> 11) * 2.0**-53 * self._bounds[-1], hi=len(self._bounds) - 1)
-            + 1
-        )
+        drawn = draw(self._seed, request_id, position)
+        return bisect_right(self._bounds, drawn * self._bounds[-1], hi=len(self._bounds) - 1) + 1
 
 
 def exit_oracle(settings: ExitSettings, num_loops: int, workload: Workload, seed: int) -> ExitOracle | None:
@@ -54,11 +47,3 @@ def exit_oracle(settings: ExitSettings, num_loops: int, workload: Workload, seed
             f"{num_loops}, because a simulation has no gate to ask"
         )
     return DrawnExits(seed, weights)
-
-
-def _mix(value: int) -> int:
-    """The finaliser of splitmix64: every bit of the result depends on every bit of `value`."""
-    value &= MASK
-    value = (value ^ (value >> 30)) * MIX_1 & MASK
-    value = (value ^ (value >> 27)) * MIX_2 & MASK
-    return value ^ (value >> 31)

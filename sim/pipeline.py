@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from policies.core.seam.batch import Work
 from policies.core.seam.events import Completion, Repeat, Stretch, Times
-from policies.core.seam.oracle import NOBODY
+from policies.core.seam.oracle import NOBODY, NONE_REFUSED, Refused
 from policies.costs.latency import HostLoop, LatencyModel, Prediction
 from sim.recurrence import Recurrence, predicted
 
@@ -94,13 +94,18 @@ class Flight(NamedTuple):
 
 
 def completion_of(
-    flight: Flight, known_ns: int, stops: frozenset[int] = NOBODY, exits: frozenset[int] = NOBODY
+    flight: Flight,
+    known_ns: int,
+    stops: frozenset[int] = NOBODY,
+    exits: frozenset[int] = NOBODY,
+    refused: Refused = NONE_REFUSED,
 ) -> Completion:
     """What the host learns of `flight` at `known_ns`."""
     seq, _, started_ns, finished_ns, select_ns, host_ns, limit_ns, components_ns = flight
     return Completion(
-        seq, known_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, components_ns, exits
-    )
+        seq, known_ns, started_ns, finished_ns, stops, select_ns, host_ns, limit_ns, components_ns, exits,
+        refused
+    )  # fmt: skip
 
 
 class Pipeline:
@@ -140,11 +145,13 @@ class Pipeline:
         self.free_ns = launched_ns + loop.after_submit_ns
         return launched_ns
 
-    def collect(self, now_ns: int, stops: frozenset[int], exits: frozenset[int]) -> Completion:
+    def collect(
+        self, now_ns: int, stops: frozenset[int], exits: frozenset[int], refused: Refused = NONE_REFUSED
+    ) -> Completion:
         """What the host learns of the oldest batch, which is done at `now_ns`, when it is free."""
         known_ns = max(self.free_ns, now_ns) + self._loop.collect_ns
         self.free_ns = known_ns + self._loop.after_collect_ns
-        return completion_of(self.flights.popleft(), known_ns, stops, exits)
+        return completion_of(self.flights.popleft(), known_ns, stops, exits, refused)
 
     def repeat(self, command: Repeat, most: int, latency: LatencyModel, now_ns: int) -> Stretch:
         """Launch a batch of `command` and collect the oldest, in turn, `most` times, or until the next would

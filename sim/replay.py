@@ -122,7 +122,7 @@ class ReplayBackend:
         self.num_equal = 0
         self._observe = observe
         self._run = run
-        rule = run.config.exit.rule(run.model.num_loops)
+        rule = run.config.rule(run.model)
         self._foresight = Foresight(run, None, rule)
         """Exits are the log's: the replay asks only whom a batch ends."""
         self._env = simpy.Environment()
@@ -207,9 +207,17 @@ class ReplayBackend:
             self._match(following)
         row, batch = self._in_flight.popleft()
         yield from self._until(row.collected_ns, f"line {row.line}: collected_ns")
-        stops = self._foresight.stops(batch.work)
+        stops = self._foresight.stops(batch.work, row.refused)
         self._send(
-            Completion(row.seq, row.collected_ns, row.started_ns, row.finished_ns, stops, exits=row.exits)
+            Completion(
+                row.seq,
+                row.collected_ns,
+                row.started_ns,
+                row.finished_ns,
+                stops,
+                exits=row.exits,
+                refused=row.refused,
+            )
         )
 
     def _launched_ns(self) -> int:

@@ -19,6 +19,7 @@ from policies.core.engine.runlog import Lines, RequestRecord
 from policies.core.errors import InputError, WriteError
 from policies.core.models.shape import ModelShape
 from policies.core.seam.events import Handed
+from policies.core.seam.guesses import AcceptanceOracle, acceptance_oracle
 from policies.core.seam.objectives import EVERYTHING
 from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import ExitOracle
@@ -47,6 +48,7 @@ class Simulation:
     latency: LatencyModel
     workload: Workload
     exits: ExitOracle | None
+    acceptance: AcceptanceOracle | None
     notes: tuple[str, ...]
 
     @classmethod
@@ -61,7 +63,7 @@ class Simulation:
         model = model_shape(config)
         latency = load_device(config.device, model)
         config.policy.check(model, config.scheduler, config.cache)
-        config.exit.rule(model.num_loops)
+        config.rule(model)
         if workload is None:
             workload = load_workload(
                 parse_workload(config.workload, config.where), config.seed, config.base_dir
@@ -74,6 +76,12 @@ class Simulation:
         if config.cache.num_blocks is None:
             config = config.with_blocks(default_blocks(config, model, latency))
         exits = exit_oracle(config.exit, model.num_loops, workload, config.seed)
+        acceptance = acceptance_oracle(config.speculation, config.seed, workload.guessed)
+        if acceptance is None and config.speculation.mode != "off":
+            raise InputError(
+                "speculation.acceptance: missing, expected a probability, a list of them or trace: a "
+                "simulation has no model that finds out which guesses are right"
+            )
         has_prefixes = any(request.content_ids for request in workload.requests)
         notes = (
             latency.provenance,
@@ -85,9 +93,9 @@ class Simulation:
             notes += ("a simulation samples no token: every answer has max_tokens",)
         if config.slo is not None:
             prompts = [request.prompt_tokens for request in workload.requests]
-            rule, budget = config.exit.rule(model.num_loops), config.scheduler.max_num_batched_tokens
+            rule, budget = config.rule(model), config.scheduler.max_num_batched_tokens
             notes += tuple(out_of_reach(config.slo, latency, rule, prompts, budget))
-        simulation = cls(config, model, latency, workload, exits, notes)
+        simulation = cls(config, model, latency, workload, exits, acceptance, notes)
         if not is_served:
             simulation.engine()  # refuses a KV pool that is too small before there is a directory
         return simulation
@@ -110,8 +118,8 @@ class Simulation:
     ) -> SimBackend:
         """What runs `engine`, number `replica` of a fleet, in `env` or in an environment of its own; without
         `skips` batch by batch. `on_handed` hears what it says to others."""
-        rule = self.config.exit.rule(self.model.num_loops)
-        foresight = Foresight(self.workload.oracle, self.exits, rule)
+        rule = self.config.rule(self.model)
+        foresight = Foresight(self.workload.oracle, self.exits, rule, self.acceptance)
         env = env or simpy.Environment()
         return SimBackend(
             env, engine, self.latency, foresight, is_stopped, self.config.seed, skips, replica, on_handed

@@ -13,7 +13,6 @@ from policies.assembly import assemble
 from policies.config.generation import read_generation
 from policies.config.runconfig import RunConfig
 from policies.core.errors import WriteError
-from policies.core.seam.batch import Stage, Work
 from policies.core.seam.oracle import Foresight
 from results.finish import write_outputs
 from results.identity import RunIdentity, short_name
@@ -22,7 +21,7 @@ from results.rundir import RunDirectory
 from sim.backend import SimBackend
 from sim.paced import PacedEnvironment
 from sim.run import Simulation, inputs_sha256
-from workloads.serving.inbox import HTTP_COLUMNS, LiveInbox
+from workloads.serving.inbox import HTTP_COLUMNS
 from workloads.serving.lengths import AnswerLengths
 from workloads.serving.options import Place
 from workloads.serving.server import Server, listen, settings_of
@@ -62,8 +61,8 @@ def serve(
         inbox.write = directory.requests.write
         engine = assemble(config, model, inbox, directory.batches, inbox.record_ended)
         env = PacedEnvironment(inbox, inbox.look, server.wait, server.is_stopped)
-        rule = config.exit.rule(model.num_loops)
-        foresight = Foresight(AnswerLengths(inbox, spec.output_tokens, config.seed), simulation.exits, rule)
+        lengths = AnswerLengths(inbox, spec.output_tokens, config.seed)
+        foresight = Foresight(lengths, simulation.exits, config.rule(model), simulation.acceptance)
         backend = SimBackend(
             env,
             engine,
@@ -71,7 +70,7 @@ def serve(
             foresight,
             server.is_stopped,
             config.seed,
-            on_collected=lambda work: tell(inbox, work),
+            on_collected=lambda request_ids: inbox.tell([(key, NO_TOKEN) for key in request_ids]),
         )
         server.open(settings, env.clock_ns())
         try:
@@ -101,12 +100,6 @@ def serve(
             broken=broken,
         )
     return directory.path, summary
-
-
-def tell(inbox: LiveInbox, work: Work) -> None:
-    """Every row of a collected CODA is a token of its client."""
-    if work.stage is Stage.CODA:
-        inbox.tell([(item.request_id, NO_TOKEN) for item in work.ranges])
 
 
 def server_facts(server: Server) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import isotonic_regression, least_squares, nnls
 
-from policies.core.seam.batch import Stage
+from policies.core.seam.batch import BATCH_STAGES, Stage
 from policies.costs.features import Cutting, Features
 from policies.costs.latency import HostLoop
 from policies.costs.modelfile import (
@@ -209,8 +209,8 @@ def fit_host(cases: Sequence[Case]) -> dict[Stage, StageHost]:
     Batches of real runs count alone where there are enough of them; a stage that was not measured takes the
     line of all.
     """
-    result = {}
-    for stage in Stage:
+    result: dict[Stage, StageHost] = {}
+    for stage in BATCH_STAGES:
         mine = [case for case in cases if case.stage is stage or (stage not in TABLES and case.loops)]
         real = [case for case in mine if case.row.kind == "host"]
         select, prepare, launch = (

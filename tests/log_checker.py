@@ -7,6 +7,7 @@ request, and raises `Broken` at the first event that an invariant forbids. Invar
 needs two logs and is a plain comparison.
 """
 
+import log_guesses
 from log_holdings import Holdings
 from log_reader import Batch, Broken, Range, Rules, Track, parse_batches, parse_requests
 
@@ -17,7 +18,7 @@ RANGE_STAGES = {
     "PREFILLING_RECURRENT": ("PREFILLING_RECURRENT",),
     "PRELUDE": ("PRELUDE",),
     "RECURRENT": ("RECURRENT", "PREFILLING_RECURRENT"),
-    "CODA": ("CODA",),
+    "CODA": ("CODA", "VERIFY", "DRAFT"),
 }
 
 
@@ -34,7 +35,6 @@ class Replay(Holdings):
     def __init__(self, batches: list[Batch], tracks: dict[int, Track], rules: Rules) -> None:
         super().__init__(tracks, rules)
         self.batches = batches
-        self.surplus_rows = 0
         self.peak_resident_chunks = 0
         self._formed_seq = self._collected_seq = -1
         self._host_free_ns = 0
@@ -121,13 +121,17 @@ class Replay(Holdings):
             raise Broken(5, f"batch {batch.seq} has {len(ids)} requests of {rules.max_num_seqs}")
         if (batch.stage in DEPTH_FREE) != (batch.loops == 0):
             raise Broken(2, f"batch {batch.seq}: loop_count {batch.loops} in a {batch.stage} batch")
-        if batch.stage not in {item.stage for item in ranges}:
+        if self.rules.draft_loops:
+            log_guesses.check_boundaries(batch, self.rules)
+        if not any(item.stage in RANGE_STAGES[batch.stage] for item in ranges):
             raise Broken(2, f"{batch.stage} batch {batch.seq} has no range of its stage")
         for item in ranges:
             if item.count < 1:
                 raise Broken(2, f"batch {batch.seq} has an empty range {item}")
             if item.stage not in RANGE_STAGES[batch.stage]:
                 raise Broken(2, f"{item.stage} range in {batch.stage} batch {batch.seq}")
+            if item.stage in ("VERIFY", "DRAFT") or (rules.draft_loops and batch.stage == "RECURRENT"):
+                continue  # see log_guesses
             if not 0 <= item.depth <= rules.num_loops - batch.loops:
                 raise Broken(
                     2, f"batch {batch.seq} runs {batch.loops} depths from {item.depth} of {rules.num_loops}"
@@ -159,12 +163,15 @@ class Replay(Holdings):
                 raise Broken(4, f"batch {batch.seq} runs request {item.request_id}, which holds no blocks")
             if track.is_ended:
                 raise Broken(7, f"batch {batch.seq} runs request {item.request_id}, known to have ended")
-            for at in range(item.depth, item.depth + max(batch.loops, 1)):
+            is_guessing = self.rules.draft_loops > 0 and not item.is_prompt
+            for at in range(item.depth, item.depth + max(batch.loops, 1)) if not is_guessing else ():
                 if (item.request_id, at) in depths_run:
                     raise Broken(2, f"batch {batch.seq} runs request {item.request_id} twice at depth {at}")
                 depths_run.add((item.request_id, at))
             if item.is_prompt:
                 self._check_prompt(track, item, batch)
+            elif is_guessing:
+                log_guesses.check_row(track, item, batch, self.rules)
             else:
                 self._check_decode(track, item, batch)
             if batch.loops and item.start + item.count > len(track.groups) * self.rules.block_size:
@@ -173,9 +180,12 @@ class Replay(Holdings):
                     f"batch {batch.seq}: {item} writes beyond the {len(track.groups)} groups of its request",
                 )
         for item in batch.ranges:
-            self._apply(self.tracks[item.request_id], item, batch)
+            if item.is_prompt or not self.rules.draft_loops:
+                self._apply(self.tracks[item.request_id], item, batch)
         for track in {item.request_id: self.tracks[item.request_id] for item in batch.ranges}.values():
             frontiers = [track.prompt_end, track.staged, *track.done]
+            if track.guessed:
+                frontiers = [track.guessed, *track.done, track.made]
             if frontiers != sorted(frontiers, reverse=True):
                 raise Broken(
                     1,
@@ -248,6 +258,8 @@ class Replay(Holdings):
                 track.done[at] += item.count
             if track.done[-1] == track.prompt_end:
                 track.expects, track.position = "CODA", track.prompt_end - 1
+                if self.rules.draft_loops:
+                    log_guesses.begin(track)
         elif item.stage == "CODA":
             track.coda_seqs.append(batch.seq)
             track.position += 1
@@ -280,13 +292,15 @@ class Replay(Holdings):
             track = self.tracks[item.request_id]
             self.surplus_rows += item.count if track.is_ended or batch.seq <= track.surplus_until else 0
         self._check_exits(batch)
+        if self.rules.draft_loops:
+            self._collect_tokens(batch)
         for item in batch.ranges:
             track = self.tracks[item.request_id]
             if item.is_prompt and item.depth + batch.loops == self.rules.num_loops and not track.is_ended:
                 self._publish(track, item.start + item.count)
         for item in batch.ranges:
             track = self.tracks[item.request_id]
-            if item.stage == "CODA" and not track.is_ended:
+            if item.stage == "CODA" and not track.is_ended and not self.rules.draft_loops:
                 number = track.coda_seqs.index(batch.seq)
                 if number >= len(track.token_ns) or track.token_ns[number] != batch.finished_ns:
                     raise Broken(7, f"token {number + 1} of request {track.request_id} was made by batch "
@@ -299,6 +313,39 @@ class Replay(Holdings):
         self._drop_ended()
         self._host_free_ns = batch.collected_ns + self.rules.after_collect_ns
         return batch.collected_ns
+
+    def _collect_tokens(self, batch: Batch) -> None:
+        """True tokens up to the first that was not guessed rightly are delivered; rows behind that one were
+        in vain."""
+        counts = [
+            (self.tracks[item.request_id], item)
+            for item in batch.ranges
+            if not item.is_prompt
+            and not self.tracks[item.request_id].is_ended
+            and batch.seq > self.tracks[item.request_id].surplus_until
+        ]
+        for track, item in counts:
+            log_guesses.collected(track, item)
+        for track, item in counts:
+            if track.is_ended or batch.seq <= track.surplus_until or item.stage == "DRAFT" or batch.loops:
+                continue
+            is_refused = (track.request_id, item.start) in batch.refused
+            if is_refused and item.stage != "VERIFY":
+                raise Broken(2, f"batch {batch.seq} refuses a guess behind {item}, there is none")
+            if item.start != track.prompt_tokens - 1 + track.delivered:
+                raise Broken(2, f"batch {batch.seq}: {item} makes token {track.delivered + 1}")
+            due = track.token_ns[track.delivered : track.delivered + 1]
+            if due != (batch.finished_ns,):
+                raise Broken(7, f"{item} was made at {batch.finished_ns} ns, delivered at {due}")
+            track.delivered += 1
+            track.is_ended = track.status != "cancelled" and track.delivered == track.output_tokens
+            self._clients_free += track.is_ended and self.rules.concurrency is not None
+            if track.is_ended and item.stage == "VERIFY" and not is_refused:
+                raise Broken(
+                    7, f"batch {batch.seq}: request {track.request_id} ends, the guess behind does not"
+                )
+            if is_refused or track.is_ended:
+                self.surplus_rows += log_guesses.refuse(track, item.start, batch.seq)
 
     def _drop_ended(self) -> None:
         self._running = {

@@ -1,6 +1,7 @@
 """The checker's account of who holds what: places, block groups, shared prefixes, copies in host memory
 (invariants 4 and 9)."""
 
+import log_guesses
 from log_reader import Batch, Broken, Rules, Track
 
 
@@ -9,7 +10,7 @@ class Holdings:
 
     def __init__(self, tracks: dict[int, Track], rules: Rules) -> None:
         self.tracks, self.rules = tracks, rules
-        self.reused_groups = 0
+        self.reused_groups = self.surplus_rows = 0
         self._running: dict[int, Track] = {}
         self._waiting: list[Track] = []
         self._swapped = 0
@@ -37,6 +38,8 @@ class Holdings:
         if track.expects == "PROMPT":
             chunk = self.rules.chunk_tokens
             return min(track.origin + ((track.done[0] - track.origin) // chunk + 1) * chunk, track.prompt_end)
+        if track.expects == "GUESSING":
+            return track.guessed
         return track.position + 1 if track.expects == "PRELUDE" else 0
 
     def _missing(self, track: Track) -> int:
@@ -104,6 +107,9 @@ class Holdings:
             chunk = self.rules.chunk_tokens
             stored = track.staged = track.origin + (track.done[-1] - track.origin) // chunk * chunk
             track.done = [stored] * self.rules.num_loops
+        elif track.expects == "GUESSING":
+            self.surplus_rows += log_guesses.forget(track, track.made)
+            stored = max(track.done[0], track.made)
         else:
             stored = track.position + (track.expects != "PRELUDE")
         count = -(-stored // self.rules.block_size)
@@ -114,6 +120,7 @@ class Holdings:
         if not swaps:
             count = 0
             track.kept, track.expects, track.position, track.depth = track.delivered, "PROMPT", 0, 0
+            track.made = track.guessed = 0
             track.origin, track.staged, track.done = 0, 0, [0] * self.rules.num_loops
         track.groups, track.is_parked, track.is_swapped, track.swapped = (), True, swaps, count
         track.times_preempted += 1
@@ -225,7 +232,9 @@ class Holdings:
         if not self.rules.grows:
             return self._groups(track)
         if self.rules.whole_context:
-            known = track.prompt_end if track.expects == "PROMPT" else track.position + 1
+            known = track.position + 1
+            if track.expects in ("PROMPT", "GUESSING"):
+                known = track.prompt_end if track.expects == "PROMPT" else track.made + 1
             return -(-known // self.rules.block_size)
         return max(self._missing(track), track.swapped)
 

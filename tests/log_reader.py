@@ -28,7 +28,7 @@ class Rules:
     decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation, under which a
     request begins with blocks for all that is known of it (`whole_context`) or for its first chunk;
     `watermark_groups` and `swap_groups` count groups. One that was preempted `most_preemptions` times is
-    guarded.
+    guarded. Where tokens are guessed, a token's successor is after `draft_loops` loops, `max_guesses` ahead.
     """
 
     num_loops: int
@@ -57,6 +57,13 @@ class Rules:
     watermark_groups: int = 0
     swap_groups: int | None = None
     shares_prefixes: bool = False
+    draft_loops: int = 0
+    max_guesses: int = 0
+
+    @property
+    def head_loops(self) -> tuple[int, int]:
+        """Loops after which a guess is made, and a token."""
+        return self.draft_loops, self.num_loops
 
     @property
     def last_loop(self) -> int:
@@ -103,6 +110,7 @@ class Batch:
     preempted: Mapping[int, tuple[int, ...] | None]
     resumed: Mapping[int, tuple[int, int]]
     reused: Mapping[int, int]
+    refused: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(eq=False)
@@ -143,6 +151,10 @@ class Track:
     bypasses: int = 0
     surplus_until: int = -1
     undecided_until: int = -1
+    made: int = 0
+    guessed: int = 0
+    ranks: dict[int, int] = field(default_factory=dict)
+    ran: dict[int, int] = field(default_factory=dict)
 
     @property
     def queue_order(self) -> tuple[int, int]:
@@ -180,14 +192,17 @@ def _batch(row: Mapping[str, str]) -> Batch:
     for item in row["resumed"].split():
         request_id, kept, swapped = item.split(":")
         resumed[int(request_id)] = (int(kept), int(swapped))
+    outcomes = [item.split(":") for item in row["exits"].split()]
     return Batch(
         int(row["seq"]), row["stage"], int(row["loop_count"]), int(row["num_requests"]), int(row["rows"]),
         int(row["submitted_ns"]), int(row["started_ns"]), int(row["finished_ns"]),
         int(row["select_ns"]) + int(row["host_ns"]), int(row["collected_ns"]), int(row["after_seq"]),
-        tuple(ranges), _groups_by_request(row["allocated"]), frozenset(map(int, row["exits"].split())),
+        tuple(ranges), _groups_by_request(row["allocated"]), 
+        frozenset(int(item[0]) for item in outcomes if len(item) == 1),
         _groups_by_request(row["grown"]), preempted, resumed,
         {int(request_id): int(count) for request_id,
         count in (item.split(":") for item in row["reused"].split())},
+        frozenset((int(item[0]), int(item[1])) for item in outcomes if len(item) == 2),
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ class Simulated:
         config = parse_config(raw, Path("."), "test")
         self.text, self.ended = io.StringIO(), list[RequestRecord]()
         self.engine = assemble(config, OURO_1_4B, inbox, self.text, self.ended.append)
-        foresight = Foresight(AsAsked(), None, config.exit.rule(OURO_1_4B.num_loops))
+        foresight = Foresight(AsAsked(), None, config.rule(OURO_1_4B))
         self.backend = SimBackend(env, self.engine, LATENCY, foresight, seed=seed)
 
     def lines(self) -> tuple[str, list[tuple[Any, ...]]]:

@@ -14,6 +14,7 @@ from policies.config.overrides import apply_overrides
 from policies.config.runconfig import SECTIONS, SamplingSettings, parse_config
 from policies.core.errors import InputError
 from policies.core.seam.exits import ExitSettings
+from policies.core.seam.guesses import SpeculationSettings
 from policies.core.seam.objectives import Objectives, Window
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
@@ -29,7 +30,9 @@ BASE: dict[str, Any] = {
         "prompt_tokens": [70, 5, 200, 33], "output_tokens": [4, 9, 2],
     },
 }  # fmt: skip
-PLAIN = "arrival,prompt_tokens,output_tokens,priority\n0,70,4,3\n1,5,9,0\n1,200,2,0\n2,33,4,-1\n"
+PLAIN = (
+    "arrival,prompt_tokens,output_tokens,priority,guessed\n0,70,4,3,1\n1,5,9,0,0\n1,200,2,0,\n2,33,4,-1,0 1\n"
+)
 BLOCKS = "".join(
     json.dumps({"timestamp": 9 * at, "input_length": 70, "output_length": 4, "hash_ids": [5, at]}) + "\n"
     for at in range(1, 5)
@@ -48,6 +51,7 @@ PREFIXES = "workload.shared_prefix={groups: 3, tokens: 32}"
 CROWD = ["workload.num_requests=24", "workload.arrival.rate=1000"]
 GATE = "exit={mode: gate, threshold: 0.5, loop_weights: [1, 2, 1, 1]}"
 LOOPS = "workload.exit_loops=[1, 2, 3]"
+GUESSES = "speculation={mode: loops, acceptance: 0.7}"
 
 CASES: list[tuple[str, list[str], str]] = [
     ("changes", [], "model=ouro-1.4b"),
@@ -128,6 +132,15 @@ CASES: list[tuple[str, list[str], str]] = [
     ("named", ["exit.mode=gate"], "exit.min_loops=2"),
     ("refused", [], "exit.min_loops=2"),
     ("refused", [], "exit.threshold=0.5"),
+    ("changes", [], GUESSES),
+    ("refused", [GUESSES], "speculation.mode=off"),
+    ("changes", [GUESSES], "speculation.draft_loops=1"),
+    ("changes", [GUESSES, "speculation.draft_loops=1"], "speculation.max_tokens=1"),
+    ("changes", [GUESSES], "speculation.acceptance=[0.1, 0.9]"),
+    ("changes", [TRACE, FAST, GUESSES], "speculation.acceptance=trace"),
+    ("refused", [GUESSES], "speculation.acceptance=trace"),
+    ("refused", [], "speculation.acceptance=0.5"),
+    ("refused", [], GUESSES.replace(", acceptance: 0.7", "")),
     ("named", [], "sampling.temperature=0.5"),
     ("named", [], "sampling.top_k=5"),
     ("named", [], "sampling.top_p=0.5"),
@@ -229,7 +242,7 @@ def test_the_walk_leaves_no_key_out() -> None:
     sections = {
         "scheduler": SchedulerSettings, "cache": CacheSettings, "exit": ExitSettings,
         "sampling": SamplingSettings, "policy": POLICIES["wcpb"], "slo": Objectives, "measure": Window,
-        "fleet": Fleet,
+        "fleet": Fleet, "speculation": SpeculationSettings,
     }  # fmt: skip
     keys = {f"{name}.{item.name}" for name, kind in sections.items() for item in dataclasses.fields(kind)}
     keys |= {f"policy.{item.name}" for item in dataclasses.fields(POLICIES["slo"])}  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from policies.core.seam.batch import ExecutionBatch
 from policies.core.seam.clients import Clients
 from policies.core.seam.events import Command, Completion, Event, Submit, Tick
 from policies.core.seam.exits import ExitSettings
+from policies.core.seam.guesses import AcceptanceOracle, SpeculationSettings, acceptance_oracle
 from policies.core.seam.oracle import Foresight
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request
@@ -80,26 +81,29 @@ def run(
     patience_ns: Mapping[int, int] | None = None,
     cache: CacheSettings | None = None,
     exits: ExitSettings = ExitSettings(),  # noqa: B008 - frozen
+    speculation: SpeculationSettings = SpeculationSettings(),  # noqa: B008 - frozen
 ) -> Run:
     """Run `requests` to the end and return what is left of it. Raises what the engine raises."""
     cache = cache or CacheSettings(block_size=block_size, num_blocks=num_blocks)
-    scheduler = Scheduler(policy, model, settings or SchedulerSettings(), cache, exits)
+    scheduler = Scheduler(
+        policy, model, settings or SchedulerSettings(), cache, exits, speculation=speculation
+    )
     text = io.StringIO()
     ended: list[RequestRecord] = []
     engine = Engine(scheduler, Clients(requests, concurrency, patience_ns), RunLog(text, ended.append))
-    commands = drive(engine, world or World())
+    commands = drive(engine, world or World(), acceptance_oracle(speculation, 0, None))
     batches = [command.batch for command in commands if isinstance(command, Submit)]
     return Run(engine, commands, batches, text.getvalue(), requests_text(ended), by_id(ended))
 
 
-def drive(engine: Engine, world: World) -> list[Command]:
+def drive(engine: Engine, world: World, acceptance: AcceptanceOracle | None = None) -> list[Command]:
     """Answer the engine's commands until it ends; return them. A completion at `until_ns` itself comes after
     that tick."""
     commands: list[Command] = []
     pending: deque[tuple[ExecutionBatch, int, int]] = deque()
     loop: Generator[Command, Event, None] = engine.run()
     now_ns = device_free_ns = 0
-    foresight = Foresight(world, world, engine.scheduler.exits)
+    foresight = Foresight(world, world, engine.scheduler.exits, acceptance)
     event: Event | None = None
     while True:
         try:
@@ -119,11 +123,13 @@ def drive(engine: Engine, world: World) -> list[Command]:
         ):
             batch, started_ns, finished_ns = pending.popleft()
             now_ns = max(now_ns, finished_ns + world.collect_delay_ns)
-            ended = foresight.stops(batch.work)
+            refused = foresight.refused(batch.work)
+            ended = foresight.stops(batch.work, refused)
             left = foresight.early_exits(batch.work)
             event = Completion(
-                batch.seq, now_ns, started_ns, finished_ns, ended, host_ns=world.host_ns, exits=left
-            )
+                batch.seq, now_ns, started_ns, finished_ns, ended, host_ns=world.host_ns, exits=left,
+                refused=refused
+            )  # fmt: skip
         else:
             assert command.until_ns is not None, "the engine waits for a completion and nothing is in flight"
             now_ns = max(now_ns, command.until_ns)

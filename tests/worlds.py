@@ -17,6 +17,7 @@ from toy_backend import Run, World, model_with, run
 
 from policies.core.seam.batch import ExecutionBatch
 from policies.core.seam.exits import ExitSettings
+from policies.core.seam.guesses import NO_GUESSES, SpeculationSettings
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
@@ -77,6 +78,7 @@ class RandomWorld:
     max_context_tokens: int
     exits: ExitSettings
     exit_seed: int
+    speculation: SpeculationSettings = NO_GUESSES
 
     def run(self, policy: Policy) -> Run:
         return run(
@@ -89,6 +91,7 @@ class RandomWorld:
             world=World(self.duration_ns, self.outputs, self.host_ns, self.collect_delay_ns, self.exit_loops),
             patience_ns=self.patience_ns,
             exits=self.exits,
+            speculation=self.speculation,
         )
 
     def exit_loops(self, request_id: int, position: int) -> int:
@@ -103,6 +106,8 @@ class RandomWorld:
 
     def allows(self, policy: Policy) -> bool:
         """Shared K/V go with atomic prefill only."""
+        if policy.guesses == "never" and self.speculation != NO_GUESSES:
+            return False
         return self.cache.layout == "last_exited" or not policy.splits_prefill
 
     def duration_ns(self, batch: ExecutionBatch) -> int:
@@ -134,6 +139,8 @@ class RandomWorld:
                 self.cache.watermark * (self.cache.num_blocks // self.cache.planes(self.num_loops))
             ),
             shares_prefixes=self.cache.prefix_caching,
+            draft_loops=self.speculation.draft_loops if self.speculation != NO_GUESSES else 0,
+            max_guesses=self.speculation.max_tokens,
             swap_groups=None
             if self.cache.swap_blocks is None
             else self.cache.swap_blocks // self.cache.planes(self.num_loops),
@@ -202,6 +209,21 @@ def draw_world(chance: Random) -> RandomWorld:
         max_context_tokens=chance.choice([65536, 65536, 40]),
         exits=ExitSettings("trace", min_loops, max_loops) if may_exit else ExitSettings(),
         exit_seed=chance.randint(0, 9),
+    )
+
+
+def with_guesses(world: RandomWorld, chance: Random) -> RandomWorld | None:
+    """`world` with tokens guessed, right never to always, and up to eight batches in flight; None where they
+    cannot be."""
+    if world.num_loops < 2 or world.cache.layout == "shared":
+        return None
+    acceptance = chance.choice([0.0, 0.3, 0.9, 1.0, (0.9, 0.5, 0.2)])
+    draft_loops, max_tokens = chance.randint(1, world.num_loops - 1), chance.randint(1, 4)
+    return replace(
+        world,
+        exits=ExitSettings(),
+        scheduler=replace(world.scheduler, inflight=chance.choice([1, 2, 4, 8])),
+        speculation=SpeculationSettings("loops", draft_loops, max_tokens, acceptance),
     )
 
 

@@ -58,6 +58,7 @@ class Columns:
     prefix_blocks: IntLists | None = None
     block_tokens: int = 0
     exit_loops: IntLists | None = None
+    guessed: IntLists | None = None
     patience_ns: dict[int, int] = field(default_factory=dict)
     concurrency: int | None = None
     skipped_rows: int = 0

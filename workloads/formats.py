@@ -28,6 +28,7 @@ class TraceFormat:
     block_tokens: int = 0
     cancel: str | None = None
     exit_loops: str | None = None
+    guessed: str | None = None
 
     @property
     def header(self) -> str:
@@ -56,6 +57,7 @@ FORMATS = (
         priority="priority",
         cancel="cancel_ns",
         exit_loops="exit_loops",
+        guessed="guessed",
     ),
 )
 
@@ -127,7 +129,9 @@ def recognise(columns: Sequence[str], wanted: str, where: str) -> Layout:
     times = [name for name in chosen.arrival if normalise(name) in names]
     if len(times) > 1:
         raise InputError(f"{where}: columns {' and '.join(times)} both hold arrival times, expected one")
-    optional = (chosen.max_tokens, chosen.priority, chosen.blocks, chosen.cancel, chosen.exit_loops)
+    optional = (
+        chosen.max_tokens, chosen.priority, chosen.blocks, chosen.cancel, chosen.exit_loops, chosen.guessed
+    )  # fmt: skip
     for used in (*times, chosen.prompt, chosen.output, *filter(None, optional)):
         if names.count(normalise(used)) > 1:
             raise InputError(

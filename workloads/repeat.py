@@ -38,7 +38,7 @@ def repeat_columns(columns: Columns, spec: TraceSpec, seed: int) -> None:
     columns.output_tokens *= spec.repeat
     columns.max_tokens *= spec.repeat
     columns.priority *= spec.repeat
-    for lists in (columns.prefix_blocks, columns.exit_loops):
+    for lists in (columns.prefix_blocks, columns.exit_loops, columns.guessed):
         _append_again(lists, count, spec.repeat)
     recorded = list(columns.patience_ns.items())
     columns.patience_ns = {

@@ -35,6 +35,7 @@ class Row(NamedTuple):
     blocks: tuple[int, ...]
     patience_ns: int | None
     exit_loops: tuple[int, ...]
+    guessed: tuple[int, ...]
 
 
 class Records:
@@ -164,7 +165,8 @@ class RowReader:
                 self._priority(line, cells),
                 self._blocks(line, cells, prompt_tokens),
                 self._patience(line, cells, arrival_ns),
-                self._exit_loops(line, cells),
+                self._whole_numbers(line, cells, fmt.exit_loops, 1, MAX_TOKENS, "whole numbers from 1 on"),
+                self._whole_numbers(line, cells, fmt.guessed, 0, 1, "1 or 0 for each token"),
             )
 
     def _arrival(self, line: int, cells: Mapping[str, Any]) -> int | None:
@@ -266,15 +268,17 @@ class RowReader:
             self._sparse = line, len(ids), prompt_tokens
         return tuple(ids)
 
-    def _exit_loops(self, line: int, cells: Mapping[str, Any]) -> tuple[int, ...]:
-        column = self._layout.format.exit_loops
+    def _whole_numbers(
+        self, line: int, cells: Mapping[str, Any], column: str | None, low: int, high: int, expected: str
+    ) -> tuple[int, ...]:
+        """The numbers in one cell, with blanks between; none where it is empty."""
         if column is None or _is_blank(cells.get(column)):
             return ()
         value = cells[column]
-        loops = [_whole(item) for item in (value if isinstance(value, list) else str(value).split())]
-        if not all(item is not None and 1 <= item <= MAX_TOKENS for item in loops):
-            self._refuse(line, column, value, "nothing or whole numbers from 1 on with blanks between")
-        return tuple(item for item in loops if item is not None)
+        found = [_whole(item) for item in (value if isinstance(value, list) else str(value).split())]
+        if not all(item is not None and low <= item <= high for item in found):
+            self._refuse(line, column, value, f"nothing or {expected} with blanks between")
+        return tuple(item for item in found if item is not None)
 
     def _refuse(self, line: int, column: str, value: object, expected: str) -> NoReturn:
         found = "missing" if _is_blank(value) else shown(str(value) if isinstance(value, Decimal) else value)

@@ -79,6 +79,8 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
         columns.prefix_blocks = IntLists()
     if layout.format.exit_loops in names:
         columns.exit_loops = IntLists()
+    if layout.format.guessed in names:
+        columns.guessed = IntLists()
     reader = RowReader(path, layout, spec.timestamp_unit, spec.block_tokens)
     window = _Window(spec)
     usable = _usable_rows(filter(window.has, reader.read(records)), columns)
@@ -96,6 +98,8 @@ def _read_rows(spec: TraceSpec, path: Path, layout: Layout, records: Records, se
             columns.prefix_blocks.append(row.blocks)
         if columns.exit_loops is not None:
             columns.exit_loops.append(row.exit_loops)
+        if columns.guessed is not None:
+            columns.guessed.append(row.guessed)
     if not len(columns):
         if window.latest_s is not None and (spec.start_s is not None or spec.end_s is not None):
             raise InputError(

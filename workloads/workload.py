@@ -13,6 +13,7 @@ from pathlib import Path
 
 from policies.core.errors import InputError
 from policies.core.seam.clients import Clients
+from policies.core.seam.guesses import AcceptanceOracle
 from policies.core.seam.request import ExitOracle, Oracle, Request
 from workloads.columns import Columns, IntLists
 from workloads.presets import generate_preset, resolve_preset
@@ -60,6 +61,21 @@ class RecordedExits:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedGuesses:
+    """Which guesses are right: `guessed` has 1 or 0 for each request's tokens that can be guessed, in order,
+    the last one repeated; none means none is right."""
+
+    guessed: IntLists = field(repr=False)
+    prompt_tokens: "array[int]" = field(repr=False)
+
+    def is_right(self, request_id: int, position: int, rank: int) -> bool:
+        """The first decoded token is at the prompt's end, and the first that can be guessed follows it."""
+        guessed = self.guessed[request_id]
+        at = position - self.prompt_tokens[request_id] - 1
+        return bool(guessed) and guessed[min(at, len(guessed) - 1)] == 1
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Requests in order of (arrival_ns, request_id), the first at 0 ns, with ids 0 .. n-1 in source order.
 
@@ -68,8 +84,9 @@ class Workload:
     `requests`. `notes` are sentences for the user. `max_context` is the longest prompt plus `max_tokens` that
     the user allows; the engine refuses requests above it. `patience_ns` says of the requests in it how long
     after their arrival the client hangs up: the engine's to know, not the policies'. `exits` says where
-    tokens leave, if the source knows it; for backends only. Requests of one that `is_live` are not known: a
-    server's clients send them. `prompts` are what requests say, where the source has more than lengths.
+    tokens leave and `guessed` which guesses are right, if the source knows it; for backends only. Requests of
+    one that `is_live` are not known: a server's clients send them. `prompts` are what requests say, where the
+    source has more than lengths.
     """
 
     name: str
@@ -81,6 +98,7 @@ class Workload:
     max_context: int | None = None
     patience_ns: Mapping[int, int] | None = field(default=None, repr=False)
     exits: ExitOracle | None = field(default=None, repr=False)
+    guessed: AcceptanceOracle | None = field(default=None, repr=False)
     is_live: bool = False
     prompts: Prompts | None = field(default=None, repr=False)
 
@@ -179,6 +197,7 @@ def _assemble(
         spec.max_context,
         _patience(columns, spec, seed, time_scale),
         RecordedExits(columns.exit_loops, columns.prompt_tokens) if columns.exit_loops is not None else None,
+        RecordedGuesses(columns.guessed, columns.prompt_tokens) if columns.guessed is not None else None,
     )
 
 

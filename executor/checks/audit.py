@@ -27,9 +27,9 @@ LOOP_FIELDS = ("positions", "gates")
 class AddressAudit:
     """Checks packed batches of a model with `num_loops` depths and `planes` depth planes of K/V.
 
-    A ring has `ring_rows` prompt rows, of which a run uses `resident_chunks` slots of `chunk_tokens`, and one
-    decode row. `kv` is the device's pool with its block-group table. With `has_gate` the exit gate is told
-    the decode rows.
+    A ring has `ring_rows` prompt rows, of which a run uses `resident_chunks` slots of `chunk_tokens`, and
+    `decode_rows` rows and places for the tokens in the loop, by position. `kv` is the device's pool with its
+    block-group table. With `has_gate` the exit gate is told the decode rows.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class AddressAudit:
         ring_rows: int,
         kv: KVPools,
         has_gate: bool = False,
+        decode_rows: int = 1,
     ) -> None:
         self._num_loops = num_loops
         self._planes = planes
@@ -51,6 +52,7 @@ class AddressAudit:
         self._ring_rows = ring_rows
         self._kv = kv
         self._has_gate = has_gate
+        self._decode_rows = decode_rows
         self._slots = Slots(planes, block_size)
         self.rows_checked = 0
         self.batches_checked = 0
@@ -60,9 +62,15 @@ class AddressAudit:
         are let in."""
         self._slots.transfer(transfers, prompts)
 
-    def check(self, work: Work, host: HostMeta, surplus: frozenset[int] = frozenset()) -> None:
+    def check(
+        self,
+        work: Work,
+        host: HostMeta,
+        surplus: frozenset[int] = frozenset(),
+        known: Mapping[tuple[int, int], int] | None = None,
+    ) -> None:
         """Raise `AuditError` at the first address that differs; decode rows of the requests in `surplus`
-        write nothing."""
+        write nothing, those that embed one of the `known` tokens are given it."""
         fields = SCALAR_FIELDS + (LOOP_FIELDS if work.loop_count else ())
         found = {name: getattr(host, name).tolist() for name in fields}
         row = 0
@@ -72,6 +80,8 @@ class AddressAudit:
                 expected = self._expected(work, item, request, position)
                 if item.stage is Stage.RECURRENT and item.request_id in surplus:
                     expected |= {"slots": -1, "target_rows": -1}
+                if item.stage is Stage.RECURRENT and item.embeds:
+                    expected["token_ids"] = (known or {}).get((item.request_id, position), -1)
                 for name, value in expected.items():
                     if found[name][row] != value:
                         raise self._error(
@@ -104,7 +114,8 @@ class AddressAudit:
 
     def _expected(self, work: Work, item: ScheduledRange, request: Slot, position: int) -> dict[str, int]:
         expected = self._hidden_rows(work, item.stage, item.depth, item.embeds, request, position)
-        plane = self._plane(item) if work.loop_count else item.depth - 1 if work.exit_depths else -1
+        has_left = bool(work.exit_depths) and item.stage is Stage.CODA
+        plane = self._plane(item) if work.loop_count else item.depth - 1 if has_left else -1
         # A staged row may have no blocks yet: they come when its chunk is to run.
         expected["slots"] = self._slot(request, position, plane) if plane >= 0 else -1
         if work.loop_count:
@@ -137,26 +148,32 @@ class AddressAudit:
     def _hidden_rows(
         self, work: Work, stage: Stage, depth: int, embeds: bool, request: Slot, position: int
     ) -> dict[str, int]:
-        first = request.ring_id * (self._ring_rows + 1)
-        decode_row = first + self._ring_rows
+        first = request.ring_id * (self._ring_rows + self._decode_rows)
+        decode_row = first + self._ring_rows + position % self._decode_rows
+        tokens = request.ring_id * self._decode_rows
         chunk, offset = divmod(position - request.origin, self._chunk_tokens)
         ring_row = first + chunk % self._resident_chunks * self._chunk_tokens + offset
         if stage is Stage.PRELUDE:
             return {
                 "token_ids": -1,
-                "sampled_rows": request.ring_id,
+                "sampled_rows": tokens + position % self._decode_rows,
                 "source_rows": -1,
                 "target_rows": decode_row,
             }
-        if stage is Stage.CODA:
+        if work.stage is Stage.CODA:
             return {
                 "token_ids": -1,
-                "sampled_rows": request.ring_id,
+                "sampled_rows": tokens + (position + 1) % self._decode_rows,
                 "source_rows": decode_row,
                 "target_rows": -1,
             }
         if stage is Stage.RECURRENT:
-            return {"token_ids": -1, "sampled_rows": -1, "source_rows": decode_row, "target_rows": decode_row}
+            return {
+                "token_ids": -1,
+                "sampled_rows": tokens + position % self._decode_rows if embeds else -1,
+                "source_rows": -1 if embeds else decode_row,
+                "target_rows": decode_row,
+            }
         is_last_token = position == len(request.prompt) - 1
         leaves_loop = depth + work.loop_count == self._num_loops
         target = ring_row if not leaves_loop else decode_row if is_last_token else -1

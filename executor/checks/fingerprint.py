@@ -13,7 +13,7 @@ import torch
 from executor.packing import RunningRequest
 from executor.pools import Pools
 from executor.runner import Launched, Runner
-from policies.core.seam.batch import ExecutionBatch, Stage
+from policies.core.seam.batch import HEADS, ExecutionBatch, Stage
 
 MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407
 
@@ -46,15 +46,23 @@ class Fingerprints:
         assert self._runner is not None
         for item in batch.ranges:
             request = self._runner.requests[item.request_id]
-            state = self._pools.hidden[self._pools.decode_row(request.ring_id)]
+            if item.stage not in HEADS:
+                continue
+            state = self._pools.hidden[self._pools.decode_row(request.ring_id, item.token_start)]
             self._hidden.setdefault(item.request_id, {})[item.token_start] = checksum(state)
 
     def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None:
         """Fingerprint the K/V of the requests that end, while their blocks are theirs; forget states behind
         surplus tokens."""
         assert self._runner is not None
+        done: set[int] = set()
+        ends = {item.request_id: item for item in batch.ranges if item.stage in HEADS}
         for item in batch.ranges:
-            if item.request_id in stops:
+            is_end = (item.request_id, item.token_start) in launched.refused or item is ends.get(
+                item.request_id
+            )
+            if item.request_id in stops and item.request_id not in done and is_end:
+                done.add(item.request_id)
                 request = self._runner.requests[item.request_id]
                 last = item.token_start
                 self._kv[item.request_id] = self._kv_checksums(request, last + 1)

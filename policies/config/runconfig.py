@@ -22,7 +22,8 @@ from policies.config.sections import check_keys, named, parse_named, parse_secti
 from policies.core.bounds import LARGEST, Within
 from policies.core.errors import InputError
 from policies.core.models.shape import HUB_MODELS, SHIPPED_MODELS, ModelShape
-from policies.core.seam.exits import ExitSettings
+from policies.core.seam.exits import ExitRule, ExitSettings
+from policies.core.seam.guesses import NO_GUESSES, SpeculationSettings
 from policies.core.seam.objectives import EVERYTHING, LATENCIES, Objectives, Window
 from policies.core.seam.policy import Policy
 from policies.core.seam.request import Role
@@ -57,8 +58,8 @@ class _Plain:
 WORKLOAD_FILES = ("path", "dataset", "tokenizer")
 """Keys of a workload that name files."""
 SECTIONS = (
-    "model", "device", "policy", "scheduler", "cache", "exit", "workload", "sampling", "seed", "slo",
-    "measure", "model_shape", "fleet", "role", "attention",
+    "model", "device", "policy", "scheduler", "cache", "exit", "speculation", "workload", "sampling", "seed",
+    "slo", "measure", "model_shape", "fleet", "role", "attention",
 )  # fmt: skip
 
 
@@ -89,6 +90,7 @@ class RunConfig:
     fleet: Fleet | None = None
     role: Role = "whole"
     attention: Literal["auto", "cuda", "triton"] = "auto"
+    speculation: SpeculationSettings = NO_GUESSES
 
     def parts(self) -> list["RunConfig"]:
         """What each engine of a fleet runs: the same without `fleet`, on its own device. Without one, the
@@ -111,6 +113,11 @@ class RunConfig:
         if role != "whole":
             resolved["role"] = role
         return dataclasses.replace(self, fleet=None, device=device, role=role, cache=cache, resolved=resolved)
+
+    def rule(self, model: ModelShape) -> ExitRule:
+        """Where decoded tokens of `model` may leave, or are guessed. Raises `InputError` for what does not go
+        together."""
+        return self.speculation.rule(self.exit, model, self.policy, self.cache)
 
     def with_blocks(self, num_blocks: int) -> "RunConfig":
         """The same with the KV pool's size filled in."""
@@ -155,6 +162,9 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
     if cache.layout == "shared" and "prefill_chunk_size" not in (raw.get("scheduler") or {}):
         scheduler = dataclasses.replace(scheduler, prefill_chunk_size=1)
     exit_settings = parse_section(ExitSettings, raw.get("exit"), where, "exit")
+    speculation = parse_section(
+        SpeculationSettings, _spell_off(raw.get("speculation"), "mode"), where, "speculation"
+    )
     sampling = parse_section(SamplingSettings, raw.get("sampling"), where, "sampling")
     slo = parse_objectives(raw["slo"], where) if raw.get("slo") is not None else None
     measure = parse_section(Window, raw.get("measure"), where, "measure")
@@ -212,12 +222,14 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
             **({"fleet": fleet.resolved()} if fleet else {}),
             **({"role": plain.role} if plain.role != "whole" else {}),
             **({"attention": plain.attention} if plain.attention != "auto" else {}),
+            **({"speculation": spoken(speculation)} if speculation != NO_GUESSES else {}),
         },
         slo,
         measure,
         fleet=fleet,
         role=plain.role,
         attention=plain.attention,
+        speculation=speculation,
     )
     if has_path and raw.get("exit") is None:
         threshold = read_hf_config(Path(model)).exit_threshold
@@ -229,6 +241,14 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
             )
     shape = shape or HUB_MODELS.get(model) or (shape_from_hf_config(Path(model)) if has_path else None)
     return config if shape is None else config.with_shape(shape)
+
+
+def spoken(speculation: SpeculationSettings) -> dict[str, Any]:
+    """A `speculation` section as YAML has it."""
+    found = dataclasses.asdict(speculation)
+    if isinstance(speculation.acceptance, tuple):
+        found["acceptance"] = list(speculation.acceptance)
+    return found
 
 
 def check_together(model: str, shape: ModelShape | None, scheduler: SchedulerSettings, where: str) -> None:

@@ -3,7 +3,7 @@ time meanwhile."""
 
 from collections.abc import Callable, Sequence
 
-from policies.core.seam.batch import Proposal, ScheduledRange, Stage, Work
+from policies.core.seam.batch import HEADS, Proposal, ScheduledRange, Stage, Work
 from policies.core.seam.events import COMPONENTS
 from policies.core.seam.view import RequestView, View
 from policies.costs.clock import Clock
@@ -52,8 +52,9 @@ class Horizon:
     Batch k runs the decode rows, whoever has joined them, and of the ring and of what is injected whatever
     has not left the last depth; who comes out of its last depth has its token after a CODA batch, and goes on
     after a PRELUDE batch. Contexts are those of now, and rows that leave early or stop are load that goes
-    away. Each row's next token is due at `due_ns`, and the one after it `itl_ns` later: a batch that loads
-    the second token's way without need is refused too.
+    away, as are guesses: tokens are counted as if none were right. Each row's next token is due at `due_ns`,
+    and the one after it `itl_ns` later: a batch that loads the second token's way without need is refused
+    too.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Horizon:
         last_ns: dict[int, float] = {}
         for batch, end_ns in zip(view.in_flight, ends_ns, strict=True):
             if batch.stage is Stage.CODA:
-                last_ns.update([(item.request_id, end_ns) for item in batch.ranges])
+                last_ns.update([(item.request_id, end_ns) for item in batch.ranges if item.stage in HEADS])
         self.prompt_ends = {request.request_id: request.prompt_tokens for request in view.prompts}
         self.ring = ring
         self.rows = [
@@ -83,6 +84,8 @@ class Horizon:
         """Rows whose token comes after batch k."""
         self.due_ns = [NEVER] * num_loops
         for request in view.looping:
+            if request.num_before:
+                continue
             k = max(view.exits.max_loops - request.depth - 1, 0)
             self.done[k] += 1
             due = due_ns(request, last_ns.get(request.request_id, request.last_token_ns))

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import Stage
+from policies.core.seam.batch import BATCH_STAGES, Stage
 from policies.costs.features import Cutting, Features
 from policies.costs.latency import HostLoop
 from policies.process.documents import read_json
@@ -254,7 +254,7 @@ def _problems(file: ModelFile, data: Any) -> Iterator[str]:
     if not file.device.attention:
         yield "device.attention: is empty, expected coefficients by tile height"
     for section, found, expected in (
-        ("host", file.host, tuple(Stage)),
+        ("host", file.host, BATCH_STAGES),
         ("profiled", file.profiled, Features._fields),
         ("profile", file.profile, PROVENANCE),
     ):

@@ -161,11 +161,14 @@ class Box(NamedTuple):
     depth: int
 
 
+LM_HEAD = (Stage.CODA, Stage.VERIFY, Stage.DRAFT)
+
+
 def lane(stage: str, depth: int, num_loops: int) -> int:
     """-1 for embedding, the depth for recurrent work, `num_loops` for the LM head."""
     if stage in (Stage.PRELUDE, Stage.PREFILLING_PRELUDE):
         return EMBED_LANE
-    return num_loops if stage == Stage.CODA else depth
+    return num_loops if stage in LM_HEAD else depth
 
 
 def lane_bounds(number: int, num_loops: int) -> tuple[float, float]:

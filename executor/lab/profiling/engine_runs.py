@@ -113,7 +113,7 @@ def _observe(session: Session, run: PlannedRun, is_stopped: Callable[[], bool]) 
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
     text = io.StringIO()
     engine = assemble(config, shape, workload.clients(), text)
-    rule = config.exit.rule(shape.num_loops)
+    rule = config.rule(shape)
     timeline = make_timeline(session.device)
     watch = HostWatch(timeline, session.programs)
     with few_collections():

@@ -166,7 +166,7 @@ def _stratum(work: Work, buckets: Sequence[int]) -> tuple[Any, ...]:
 def formed_work(run: PlannedRun, shape: ModelShape) -> Iterator[Work]:
     """What the batches of `run` do on a device that is done with each when the engine waits for it."""
     config, workload = run.config, run.workload
-    foresight = Foresight(workload.oracle, None, config.exit.rule(shape.num_loops))
+    foresight = Foresight(workload.oracle, None, config.rule(shape))
     engine = assemble(config, run.shape(shape), workload.clients())
     pending: deque[ExecutionBatch] = deque()
     now_ns = 0

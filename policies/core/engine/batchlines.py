@@ -36,7 +36,7 @@ _NOTHING_MOVED = ("", "", "", "", "")
 
 def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
     """One line of `batches.csv`; `exits` are the requests whose token the completion reported as having left
-    early.
+    early, or `request:position` of VERIFY rows whose token is not the one that was guessed.
 
     `allocated` and `grown` are `request:groups` (see `compress`). `preempted` is `request:recompute` or
     `request:swap:groups` with the groups copied out; `resumed` is `request:kept tokens:groups copied in` for
@@ -50,6 +50,8 @@ def batch_line(batch: ExecutionBatch, completion: Completion) -> str:
         else "," * (len(COMPONENTS) - 1)
     )
     exits = " ".join(map(str, sorted(completion.exits))) if completion.exits else ""
+    if completion.refused:
+        exits = " ".join([f"{request_id}:{position}" for request_id, position in sorted(completion.refused)])
     moved = _NOTHING_MOVED if batch.transfers is NO_TRANSFERS else _moved(batch.transfers)
     allocated, grown, preempted, resumed, reused = moved
     return (

@@ -17,14 +17,26 @@ from policies.core.memory.allocator import Allocator
 from policies.core.memory.plan import TransferPlan
 from policies.core.memory.residents import Residents
 from policies.core.models.shape import ModelShape
+from policies.core.progress.guesses import GuessTotals
+from policies.core.progress.rows import by_row
 from policies.core.progress.state import RequestState
-from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, ScheduledRange, Stage, Work
+from policies.core.seam.batch import HEADS, PROMPT_STAGES, ExecutionBatch, ScheduledRange, Stage, Work
 from policies.core.seam.events import Completion
 from policies.core.seam.exits import ExitSettings
+from policies.core.seam.guesses import NO_GUESSES, SpeculationSettings
 from policies.core.seam.policy import Policy
-from policies.core.seam.request import CODA, PRELUDE, PROMPT, RECURRENT, Phase, Request, Role
+from policies.core.seam.request import (
+    CODA,
+    GUESSING,
+    PRELUDE,
+    PROMPT,
+    RECURRENT,
+    Phase,
+    Request,
+    Role,
+)  # fmt: skip
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
-from policies.core.seam.view import View, by_phase
+from policies.core.seam.view import ByPhase, Members, View, by_phase
 
 NO_EARLY_EXIT = ExitSettings()
 NOTHING_TO_SCHEDULE = (Phase.DRAINED, Phase.UNDECIDED, Phase.TRANSFER)
@@ -45,12 +57,13 @@ class Scheduler:
         cache: CacheSettings,
         exits: ExitSettings = NO_EARLY_EXIT,
         role: Role = "whole",
+        speculation: SpeculationSettings = NO_GUESSES,
     ) -> None:
         policy.check(model, settings, cache)
         self.policy = policy
         self.settings = settings
         self.num_loops = model.num_loops
-        self.exits = exits.rule(model.num_loops)
+        self.exits = speculation.rule(exits, model, policy, cache)
         if self.exits.min_loops < model.num_loops and cache.may_recompute:
             raise InputError(
                 f"cache.preemption: {cache.preemption} may compute generated tokens again at full depth, so "
@@ -58,15 +71,18 @@ class Scheduler:
                 "cache.swap_blocks, off, or exit.mode fixed"
             )
         self.max_context_tokens = model.max_context_tokens
-        self.residents = Residents(model, settings, cache, policy.resident_chunks(model.num_loops))
+        chunks = policy.resident_chunks(model.num_loops)
+        self.residents = Residents(
+            model, settings, cache, chunks, self.exits if self.exits.draft_loops else None
+        )
         self.allocator = Allocator(self.residents, cache, settings.max_num_seqs)
         self.blocks = self.residents.blocks
         self.rings = self.residents.rings
         self.waiting = self.residents.waiting
         self.running = self.residents.running
-        self.surplus_rows = 0
         self.peak_hidden_rows = 0
         self.tokens_by_loops = [0] * (model.num_loops + 1)
+        self.guesses = GuessTotals.of(self.exits)
         self.next_seq = 0
         self._device_free_ns = 0
         self._select = policy.chooser(model)
@@ -81,12 +97,16 @@ class Scheduler:
         self.prompt_batches_since_decode = 0
         self._has_planes = self.blocks.planes > 1
         self.rhythm: Rhythm | None = None
-        if policy.repeats and not self.exits.has_decisions:
+        if policy.repeats and not self.exits.has_decisions and not self.exits.draft_loops:
             self.rhythm = Rhythm(settings, self.exits, model.num_loops, self._has_planes)
 
     @property
     def has_requests(self) -> bool:
         return bool(self.running) or len(self.waiting) > 0
+
+    @property
+    def surplus_rows(self) -> int:
+        return self.residents.surplus_rows
 
     @property
     def lacks(self) -> str | None:
@@ -139,19 +159,25 @@ class Scheduler:
             order = tuple([state for state in order if state.request_id not in plan.withheld])
         if not order:
             return None
+        members: ByPhase = by_phase(order)
+        drafts: Members = ()
+        if self.exits.draft_loops:
+            prompts, codas, looping, drafts = by_row(order)
+            members = (prompts, (), codas, looping)
         view = View(
             now_ns,
             self.settings,
             self.num_loops,
             self.exits,
             order,
-            *by_phase(order),
+            *members,
             self.prompt_batches_since_decode,
             self.blocks.free_blocks,
             self.rings.free_slots,
             self.next_seq,
             tuple(self.in_flight),
             self._device_free_ns,
+            drafts,
         )
         selection = self._select(view)
         if selection is None:
@@ -240,6 +266,9 @@ class Scheduler:
                 state.sampled(seq)
             elif phase is PRELUDE:
                 state.embedded(seq)
+            elif phase is GUESSING:
+                has_decode |= loops > 0
+                self._commit_token(state, item, loops, seq)
             else:
                 has_prompt = True
                 state.scheduled(seq, now_ns)
@@ -248,6 +277,17 @@ class Scheduler:
             self.prompt_batches_since_decode = 0
         elif has_prompt and loops:
             self.prompt_batches_since_decode += 1
+
+    def _commit_token(self, state: RequestState, item: ScheduledRange, loops: int, seq: int) -> None:
+        tokens = state.tokens
+        assert tokens is not None
+        if item.stage is Stage.RECURRENT:
+            tokens.loop(item.token_start, loops)
+        elif item.stage is Stage.DRAFT:
+            tokens.guess(item.depth)
+        else:
+            tokens.sample()
+        state.stepped(seq)
 
     def _commit_prompt(self, state: RequestState, item: ScheduledRange, loops: int) -> None:
         prompt = state.prompt
@@ -297,12 +337,14 @@ class Scheduler:
             for item in batch.ranges:
                 state = self.running[item.request_id]
                 if state.is_ended or batch.seq <= state.surplus_until:
-                    self.surplus_rows += item.token_count
+                    residents.surplus_rows += item.token_count
         if self.exits.has_decisions:
             self._apply_exits(batch, completion.exits)
         if self._publishes and batch.loop_count:
             self._publish(batch)
-        if batch.stage is Stage.CODA:
+        if self.exits.draft_loops:
+            self._collect_tokens(batch, completion, delivered)
+        elif batch.stage is Stage.CODA:
             running, stops = self.running, completion.stops
             for item in batch.ranges:
                 state = running[item.request_id]
@@ -319,6 +361,62 @@ class Scheduler:
         if residents.draining:
             residents.release_drained()
         return batch, delivered
+
+    def _collect_tokens(
+        self, batch: ExecutionBatch, completion: Completion, delivered: list[tuple[RequestState, bool]]
+    ) -> None:
+        """`collect` where tokens are guessed: deliver true tokens up to the first that was not guessed
+        rightly, and drop the rows behind that one.
+
+        Raises `InvariantError` when a guess is refused that was not there to be checked.
+        """
+        residents, guesses, running = self.residents, self.guesses, self.running
+        stands: list[tuple[ScheduledRange, RequestState]] = []
+        last_rows: dict[int, int] = {}
+        looping: set[int] = set()
+        for item in batch.ranges:
+            state = running[item.request_id]
+            if item.stage in PROMPT_STAGES:
+                continue
+            if batch.loop_count:
+                looping.add(item.request_id)
+            if state.is_ended or batch.seq <= state.surplus_until:
+                continue
+            assert state.tokens is not None
+            state.tokens.collected(item.token_start)
+            if item.stage in HEADS:
+                stands.append((item, state))
+                last_rows[item.request_id] = item.token_start
+        guesses.request_loops += len(looping) * batch.loop_count
+        for item, state in stands:
+            tokens, position = state.tokens, item.token_start
+            if state.is_ended or batch.seq <= state.surplus_until or tokens is None:
+                continue  # behind a refused one of this batch, and counted with it
+            is_refused = (item.request_id, position) in completion.refused
+            if is_refused and item.stage is not Stage.VERIFY:
+                raise InvariantError(
+                    f"invariant 2: batch {batch.seq} refuses a guess at {item}, there is none"
+                )
+            num_tokens = state.delivered()
+            state.heard(completion.finished_ns)
+            if position >= state.request.prompt_tokens:
+                self.tokens_by_loops[self.num_loops] += 1
+            is_last_row = is_refused or position == last_rows[item.request_id]
+            has_ended = num_tokens == state.max_tokens or (
+                item.request_id in completion.stops and is_last_row
+            )
+            if has_ended:
+                residents.surplus_rows += tokens.refuse()
+                residents.end(state)
+            else:
+                if item.stage is Stage.VERIFY:
+                    guesses.checked(item.depth, not is_refused)
+                if is_refused:
+                    residents.surplus_rows += state.guessed_wrong(batch.seq)
+                    self._surplus_until = max(self._surplus_until, state.surplus_until)
+                else:
+                    tokens.settle()
+            delivered.append((state, has_ended))
 
     def _apply_exits(self, batch: ExecutionBatch, exits: frozenset[int]) -> None:
         """Send the tokens that have left on to CODA, and those that waited at the last depth for `batch` to

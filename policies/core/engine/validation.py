@@ -11,7 +11,7 @@ from policies.core.errors import SelectionError
 from policies.core.progress.state import RequestState
 from policies.core.seam.batch import Proposal, ScheduledRange, Selection, Stage, Work, new_range
 from policies.core.seam.exits import ExitRule
-from policies.core.seam.request import PROMPT, RECURRENT, Phase
+from policies.core.seam.request import GUESSING, PROMPT, RECURRENT, Phase
 from policies.core.seam.settings import SchedulerSettings
 
 STAGE_OF_PHASE = {
@@ -55,6 +55,10 @@ def derive(
 
 def _without_depths(proposals: tuple[Proposal, ...], states: list[RequestState], has_planes: bool) -> Work:
     """Tokens that are embedded or sampled, all of one kind."""
+    if states[0].phase is GUESSING:
+        heads = _heads(proposals, states)
+        num_requests = len({item.request_id for item in heads})
+        return Work(Stage.CODA, 0, tuple(heads), len(heads), num_requests, has_planes)
     stage = STAGE_OF_PHASE.get(states[0].phase)
     if stage is None:
         raise SelectionError(f"{states[0]} has nothing to embed or to sample")
@@ -73,6 +77,63 @@ def _without_depths(proposals: tuple[Proposal, ...], states: list[RequestState],
         ranges.append(_staging(item, state))
     rows = sum([item.token_count for item in ranges])
     return Work(stage, 0, tuple(ranges), rows, len(seen), has_planes)
+
+
+def _heads(proposals: tuple[Proposal, ...], states: list[RequestState]) -> list[ScheduledRange]:
+    """Rows of requests whose tokens are guessed, at the LM head: their next tokens in order of position, and
+    guesses behind them."""
+    num_leaving: dict[int, int] = {}
+    guessed: set[int] = set()
+    ranges = []
+    for item, state in zip(proposals, states, strict=True):
+        request_id, leaving = item.request_id, num_leaving.get(item.request_id, 0)
+        tokens = state.tokens
+        head = None if tokens is None else tokens.head(item.start, leaving)
+        if tokens is None or head is None or request_id in guessed or item.end != item.start + 1:
+            raise SelectionError(f"{item} has nothing to sample or to guess from: {state}")
+        if item.depth != tokens.depth_at(item.start):
+            raise SelectionError(f"{item} does not follow from {state}")
+        stage = Stage.DRAFT if head.is_guess else Stage.VERIFY if head.rank else Stage.CODA
+        if head.is_guess:
+            guessed.add(request_id)
+        else:
+            num_leaving[request_id] = leaving + 1
+        ranges.append(new_range((request_id, stage, head.rank, item.start, 1, 0, None, False)))
+    return ranges
+
+
+def _token_row(item: Proposal, state: RequestState) -> ScheduledRange:
+    """A row of a request whose tokens are guessed, which runs on; its prelude is folded into depth 0."""
+    depth = None if state.tokens is None else state.tokens.depth_at(item.start)
+    if depth is None or depth != item.depth or item.end != item.start + 1:
+        raise SelectionError(f"{item} does not follow from {state}")
+    return new_range((item.request_id, DECODE, depth, item.start, 1, 0, None, depth == 0))
+
+
+def _check_token_rows(
+    rows: list[ScheduledRange],
+    running: Mapping[int, RequestState],
+    loops: int,
+    exits: ExitRule,
+    has_ending_prompt: bool,
+) -> None:
+    """Raise `SelectionError` unless rows of requests whose tokens are guessed stop where they, or a prompt
+    range beside them, must, and none runs a depth that the one before it has not run."""
+    has_ending = has_ending_prompt or any([item.depth + loops == exits.boundary(item.depth) for item in rows])
+    if loops > 1 and not has_ending:
+        raise SelectionError(f"loop_count {loops}, neither one depth nor up to where a row must stop")
+    depths = {(item.request_id, item.token_start): item.depth for item in rows}
+    if len(depths) < len(rows):
+        raise SelectionError(f"a row stands twice in one {DECODE} batch")
+    for item in rows:
+        if item.depth + loops > exits.boundary(item.depth):
+            raise SelectionError(f"{item} with loop_count {loops} runs past where it is at the LM head")
+        before = (item.request_id, item.token_start - 1)
+        tokens = running[item.request_id].tokens
+        assert tokens is not None
+        done = tokens.depth_at(item.token_start - 1)
+        if done is not None and before not in depths and item.depth + loops > done:
+            raise SelectionError(f"{item} with loop_count {loops}, the token before it has run {done} depths")
 
 
 def _decode_rows(
@@ -117,13 +178,14 @@ def _through_depths(
         if state.phase is not RECURRENT:
             break
         num_leading += 1
-    has_decode = num_leading > 0 or any([state.phase is RECURRENT for state in states])
+    has_decode = num_leading > 0 or any([state.phase in (RECURRENT, GUESSING) for state in states])
     prompt_stage = PREFILL if asked_loops is None and not has_decode else PREFILLING_RECURRENT
     ranges = _decode_rows(proposals[:num_leading], states[:num_leading], RECURRENT, DECODE)
     for item in {item.depth: item for item in proposals[:num_leading]}.values():
         _check_decode_depths(item, loops, exits)
     depths_run = {item.request_id: 1 for item in ranges}
     rows = num_leading
+    token_rows: list[ScheduledRange] = []
     for item, state in zip(proposals[num_leading:], states[num_leading:], strict=True):
         request_id = item.request_id
         if state.phase is RECURRENT:  # behind a prompt range
@@ -131,6 +193,11 @@ def _through_depths(
             _check_decode_depths(item, loops, exits)
             if request_id in depths_run:
                 raise SelectionError(f"request {request_id} stands twice in one {DECODE} batch")
+            depths_run[request_id] = 1
+            rows += 1
+        elif state.phase is GUESSING:
+            token_rows.append(_token_row(item, state))
+            ranges.append(token_rows[-1])
             depths_run[request_id] = 1
             rows += 1
         else:
@@ -149,6 +216,10 @@ def _through_depths(
             found = _prompt_range(item, state, prompt_stage)
             rows += found.token_count
             ranges.append(found)
+    if token_rows:
+        at_end = any([item.stage is prompt_stage and item.depth + loops == num_loops for item in ranges])
+        by_id = {state.request_id: state for state in states}
+        _check_token_rows(token_rows, by_id, loops, exits, at_end)
     stage = DECODE if has_decode else prompt_stage
     return Work(stage, loops, tuple(ranges), rows, len(depths_run), has_planes)
 

@@ -27,12 +27,12 @@ class PreemptedRequests:
     """Under `preemption: swap` K/V are kept as long as `swap_blocks` has room; else they are computed
     again."""
 
-    def __init__(self, model: ModelShape, cache: CacheSettings, planes: int) -> None:
+    def __init__(self, model: ModelShape, cache: CacheSettings, planes: int, most_rows: int = 1) -> None:
         self.num_swapped_groups = 0
         self._swaps = cache.preemption == "swap"
         self._limit = None if cache.swap_blocks is None else cache.swap_blocks // planes
         self._group_bytes = planes * cache.block_size * model.kv_bytes_per_token_and_depth
-        self._row_bytes = model.hidden_bytes_per_row + TOKEN_ID_BYTES
+        self._row_bytes = most_rows * (model.hidden_bytes_per_row + TOKEN_ID_BYTES)
         self._by_id: dict[int, PreemptedRequest] = {}
 
     def __len__(self) -> int:
@@ -57,6 +57,6 @@ class PreemptedRequests:
         return preempted
 
     def swap_bytes(self, num_groups: int) -> int:
-        """Bytes that one swap moves: the groups in all planes, the hidden state of the token being decoded,
-        the last token's id."""
+        """Bytes that one swap moves: the groups in all planes, and of every token that may be in the loop the
+        hidden state and the id."""
         return num_groups * self._group_bytes + self._row_bytes

@@ -18,15 +18,22 @@ from policies.core.models.shape import ModelShape
 from policies.core.progress.frontier import PromptProgress
 from policies.core.progress.state import RequestState
 from policies.core.seam.batch import NO_TRANSFERS, Allocation, Preemption, Transfers
+from policies.core.seam.exits import ExitRule
 from policies.core.seam.request import Phase, Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 
 
 class Residents:
-    """Running, waiting and preempted requests of one run. `cache.num_blocks` must be set."""
+    """Running, waiting and preempted requests of one run, whose tokens are guessed by `guessing` (None: they
+    are not). `cache.num_blocks` must be set."""
 
     def __init__(
-        self, model: ModelShape, settings: SchedulerSettings, cache: CacheSettings, slots_per_ring: int
+        self,
+        model: ModelShape,
+        settings: SchedulerSettings,
+        cache: CacheSettings,
+        slots_per_ring: int,
+        guessing: ExitRule | None = None,
     ) -> None:
         assert cache.num_blocks is not None, "the backend sizes the KV pool before a run"
         planes = cache.planes(model.num_loops)
@@ -41,6 +48,9 @@ class Residents:
         self.collected_seq = -1
         self.hidden_rows = 0
         self.swapped_bytes = 0
+        self.surplus_rows = 0
+        """Rows run for requests that had ended, tokens that had left the loop, and guesses that came to
+        nothing."""
         self.by_priority = settings.admission == "priority"
         self.yields_to_priority = self.by_priority and cache.preemption != "off"
         self.may_admit = False
@@ -48,7 +58,10 @@ class Residents:
         self._chunk_tokens = settings.chunk_tokens
         self._num_loops = model.num_loops
         self._max_context_tokens = model.max_context_tokens
-        self._preempted = PreemptedRequests(model, cache, planes)
+        self._preempted = PreemptedRequests(
+            model, cache, planes, 1 if guessing is None else 1 + guessing.max_guesses
+        )
+        self._guessing = guessing
         self.claims = Claims(cache, settings.chunk_tokens, self.blocks, self.prefixes, self._preempted)
         self.draining: list[RequestState] = []
         """Requests that have ended, whose blocks and rings a submitted batch may still touch."""
@@ -91,6 +104,7 @@ class Residents:
         """
         self.hidden_rows -= state.prompt.num_resident_rows
         state.prompt.rewind()
+        self.surplus_rows += state.guesses_dropped()
         count = self.blocks.groups_for(state.num_stored_positions)
         # What goes comes before what comes back with the same batch: its room is not free yet.
         coming_back = sum([item.num_swapped_groups for item in plan.allocations])
@@ -116,7 +130,7 @@ class Residents:
         if state is None or swapped is None:
             prompt = self._prompt_progress(claim.prompt_tokens, num_reused * self.blocks.block_size)
             if state is None:
-                state = RequestState(request, prompt)
+                state = RequestState(request, prompt, self._guessing)
             else:
                 state.start_again(prompt)
             self.prefixes.started(state, num_reused, claim.state is not None)

@@ -4,10 +4,12 @@ Reading is plain attribute access. Assigning fails, whoever tries: a step is tak
 after it, so that nothing a policy does to what it sees can change a schedule.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from policies.core.progress.frontier import PromptProgress
-from policies.core.seam.request import CODA, PRELUDE, RECURRENT, Phase, Request
+from policies.core.progress.tokens import TokenRows
+from policies.core.seam.exits import ExitRule
+from policies.core.seam.request import CODA, GUESSING, PRELUDE, RECURRENT, Phase, Request
 
 
 class RequestState:
@@ -22,14 +24,17 @@ class RequestState:
     `undecided_until` decides whether it leaves early. `last_seq` is the last batch that touches it,
     `admitted_seq` the one with which it was last let in. Of its tokens `num_scheduled_outputs` are made by
     what is submitted, `num_output_tokens` are collected, the last of them delivered at `last_token_ns` (not
-    kept by what skips batches, which policies that read it never allow).
+    kept by what skips batches, which policies that read it never allow). Where tokens are guessed it walks
+    from its prompt to GUESSING, and `tokens` are its rows; `position` and `depth` are the first one's.
     """
 
+    num_before: ClassVar[int] = 0
+
     __slots__ = (
-        "admitted_seq", "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "is_ended", "last_seq",
-        "last_token_ns", "max_tokens", "num_output_tokens", "num_preemptions", "num_published",
+        "admitted_seq", "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "guessing", "is_ended",
+        "last_seq", "last_token_ns", "max_tokens", "num_output_tokens", "num_preemptions", "num_published",
         "num_scheduled_outputs", "order", "phase", "position", "priority", "prompt", "prompt_tokens",
-        "request", "request_id", "ring_id", "surplus_until", "undecided_until",
+        "request", "request_id", "ring_id", "surplus_until", "tokens", "undecided_until",
     )  # fmt: skip
 
     admitted_seq: int
@@ -37,6 +42,7 @@ class RequestState:
     block_groups: list[int]
     depth: int
     first_scheduled_ns: int
+    guessing: ExitRule | None
     is_ended: bool
     last_seq: int
     last_token_ns: int
@@ -56,10 +62,11 @@ class RequestState:
     request_id: int
     ring_id: int
     surplus_until: int
+    tokens: TokenRows | None
     undecided_until: int
 
-    def __init__(self, request: Request, prompt: PromptProgress) -> None:
-        for name, value in {
+    def __init__(self, request: Request, prompt: PromptProgress, guessing: ExitRule | None = None) -> None:
+        values: dict[str, object] = {
             "request": request,
             "request_id": request.request_id,
             "arrival_ns": request.arrival_ns,
@@ -67,6 +74,8 @@ class RequestState:
             "max_tokens": request.max_tokens,
             "priority": request.priority,
             "block_groups": [],
+            "tokens": None,
+            "guessing": guessing,
             "num_scheduled_outputs": 0,
             "num_output_tokens": 0,
             "first_scheduled_ns": -1,
@@ -75,7 +84,8 @@ class RequestState:
             **dict.fromkeys(("ring_id", "surplus_until", "undecided_until"), -1),
             "num_preemptions": 0,
             "num_published": 0,
-        }.items():
+        }
+        for name, value in values.items():
             object.__setattr__(self, name, value)
         self.start_again(prompt)
 
@@ -96,6 +106,8 @@ class RequestState:
         if self.phase is Phase.PROMPT:
             start = self.prompt.prefill_depth_ranges[0]
             return start if start == self.prompt_tokens else self.prompt.chunk_end(start)
+        if self.tokens is not None:
+            return self.tokens.behind if self.phase is GUESSING else 0
         return self.position + 1 if self.phase is Phase.PRELUDE else 0
 
     @property
@@ -109,7 +121,8 @@ class RequestState:
         complete chunk."""
         if self.phase is Phase.PROMPT:
             return self.prompt.prefill_reclaimable_tokens
-        return self.position if self.phase is Phase.PRELUDE else self.position + 1
+        is_ahead = self.phase is Phase.PRELUDE or (self.tokens is not None and self.depth == 0)
+        return self.position if is_ahead else self.position + 1
 
     def start_again(self, prompt: PromptProgress) -> None:
         """Compute everything again: generated tokens stay, as the end of the prompt, and the next CODA makes
@@ -121,6 +134,7 @@ class RequestState:
         set_prompt(self, prompt)
         set_prompt_tokens(self, prompt.prompt_tokens)
         set_phase(self, Phase.PROMPT)
+        set_tokens(self, None)
         set_depth(self, 0)
         set_position(self, 0)
 
@@ -152,9 +166,15 @@ class RequestState:
         set_last_seq(self, seq)
 
     def prompt_done(self) -> None:
-        """Its prompt is through the last depth: the last token's hidden state waits for the LM head."""
+        """Its prompt is through the last depth: the last token's hidden state waits for the LM head, and
+        where tokens are guessed it is the first of its rows."""
         set_phase(self, CODA)
         set_position(self, self.prompt_tokens - 1)
+        rule = self.guessing
+        if rule is not None:
+            first, end, loops = self.prompt_tokens - 1, self.request.num_kv_positions, rule.max_loops
+            set_tokens(self, TokenRows(first, loops, end, loops, rule.draft_loops, rule.max_guesses))
+            self._stands(self.tokens)
 
     def awaits(self) -> None:
         """Another engine computes its prompt, or is sent it: nothing of it is scheduled here until then."""
@@ -170,6 +190,33 @@ class RequestState:
     def computes(self) -> None:
         """No more of its prompt will come: it is computed here, from where what has come ends."""
         set_phase(self, Phase.PROMPT)
+
+    def stepped(self, seq: int) -> None:
+        """Batch `seq` takes steps of its `tokens`."""
+        set_last_seq(self, seq)
+        self._stands(self.tokens)
+
+    def guessed_wrong(self, seq: int) -> int:
+        """Collecting batch `seq` shows that the row behind the first is not its successor: rows in later
+        batches are surplus. Return how many collected ones were in vain."""
+        assert self.tokens is not None
+        in_vain = self.tokens.refuse()
+        set_surplus_until(self, max(self.last_seq, seq))
+        self._stands(self.tokens)
+        return in_vain
+
+    def guesses_dropped(self) -> int:
+        """It is preempted, with nothing in flight: of its tokens the first one stays. Return how many rows
+        were in vain."""
+        return 0 if self.tokens is None else self.tokens.forget_guesses()
+
+    def _stands(self, tokens: TokenRows | None) -> None:
+        assert tokens is not None
+        depths = tokens.depths
+        set_position(self, tokens.position)
+        set_depth(self, depths[0] if depths else 0)
+        set_phase(self, GUESSING if depths else Phase.DRAINED)
+        set_num_scheduled_outputs(self, self.num_output_tokens + tokens.num_sampled)
 
     def sampled(self, seq: int) -> None:
         """A token is made of its hidden state: it is embedded next, or was the last that may be."""
@@ -238,7 +285,9 @@ class RequestState:
         set_phase(self, Phase.DRAINED)
 
     def __repr__(self) -> str:
-        where = self.prompt if self.phase is Phase.PROMPT else f"position {self.position}, depth {self.depth}"
+        where: object = self.prompt
+        if self.phase is not Phase.PROMPT:
+            where = self.tokens or f"position {self.position}, depth {self.depth}"
         return f"request {self.request_id} ({self.phase.value}: {where})"
 
 
@@ -251,8 +300,8 @@ set_num_output_tokens, set_num_published, set_num_scheduled_outputs, set_phase, 
     vars(RequestState)[name].__set__
     for name in ("num_output_tokens", "num_published", "num_scheduled_outputs", "phase", "position")
 )
-set_admitted_seq, set_last_token_ns = (
-    vars(RequestState)[name].__set__ for name in ("admitted_seq", "last_token_ns")
+set_admitted_seq, set_last_token_ns, set_tokens = (
+    vars(RequestState)[name].__set__ for name in ("admitted_seq", "last_token_ns", "tokens")
 )
 set_num_preemptions, set_prompt, set_prompt_tokens, set_ring_id, set_surplus_until, set_undecided_until = (
     vars(RequestState)[name].__set__

@@ -27,8 +27,16 @@ class Stage(StrEnum):
     """Decode rows, one depth each (or all remaining ones); in a mixed batch prompt ranges ride along."""
     CODA = "CODA"
     """LM head and sampling: one hidden state becomes one token."""
+    VERIFY = "VERIFY"
+    """CODA of a token whose successor has been guessed: its token says whether the guess was right."""
+    DRAFT = "DRAFT"
+    """LM head and sampling after the early loops: a guess at the next token. In CODA batches, as VERIFY."""
 
 
+HEADS = frozenset({Stage.CODA, Stage.VERIFY})
+"""Rows of a CODA batch that make a request's next token."""
+BATCH_STAGES = tuple(stage for stage in Stage if stage not in (Stage.VERIFY, Stage.DRAFT))
+"""What a whole batch may be."""
 PROMPT_STAGES = frozenset({Stage.PREFILL, Stage.PREFILLING_PRELUDE, Stage.PREFILLING_RECURRENT})
 
 
@@ -67,13 +75,13 @@ class ScheduledRange(NamedTuple):
     `depth` is the first depth that runs; the batch's `loop_count` says how many follow. A decode row names
     the position of the token it processes and has `token_count` 1; CODA names the position whose hidden state
     becomes a token, and its `depth` is the first one that the token skipped by leaving early, 0 when it
-    skipped none. `chunk_start` is the first token of the prompt chunk that holds the range.
-    `prefill_hidden_row_offset` is the row of `token_start` in the request's whole hidden buffer, ring slot
-    included; None means `token_start - chunk_start`. `embeds` is True when a prompt range takes its rows from
-    the embedding table (staging, or the prelude folded into depth 0) and False when they were staged before
-    or are decode rows.
-
-    A named tuple and not a dataclass: hundreds of thousands are made per simulated second.
+    skipped none. The `depth` of VERIFY and DRAFT is the rank of the guess that is checked or made: how far
+    ahead of the tokens that are certain it was, from 1 on. `chunk_start` is the first token of the prompt
+    chunk that holds the range. `prefill_hidden_row_offset` is the row of `token_start` in the request's whole
+    hidden buffer, ring slot included; None means `token_start - chunk_start`. `embeds` is True when a prompt
+    range takes its rows from the embedding table (staging, or the prelude folded into depth 0) and False when
+    they were staged before or are decode rows that a PRELUDE embeds: where tokens are guessed, their prelude
+    is folded too. A named tuple and not a dataclass: hundreds of thousands are made per simulated second.
     """
 
     request_id: int
@@ -135,7 +143,7 @@ class Work(NamedTuple):
         these planes."""
         if self.stage is not Stage.CODA or not self.has_planes:
             return []
-        return [item.depth for item in self.ranges if item.depth]
+        return [item.depth for item in self.ranges if item.depth and item.stage is Stage.CODA]
 
     def attention_work(self) -> tuple[int, int]:
         """KV tokens read and (query, key) pairs of one invocation, all ranges together.

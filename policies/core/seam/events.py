@@ -95,11 +95,13 @@ class Completion(NamedTuple):
     """The oldest submitted batch is done and the engine learns of it at `now_ns`.
 
     `started_ns` and `finished_ns` are device times. `stops` names the requests whose CODA row sampled their
-    last token, `exits` those whose decode row decided to leave after the depths that this batch ran, before
-    `max_loops`. A decision is reported once: batches in flight may hold rows of the token one and more depths
-    further, and those surplus rows decide nothing. `select_ns` is what choosing the batch took, `host_ns`
-    preparing and launching it, `limit_ns` its physical limit; `components_ns` splits the device time as a
-    model predicts it (empty when measured as a whole).
+    last token (its last one in the batch, or the refused one), `exits` those whose decode row decided to
+    leave after the depths that this batch ran, before `max_loops`. A decision is reported once: batches in
+    flight may hold rows of the token one and more depths further, and those surplus rows decide nothing.
+    `refused` has (request, position) of VERIFY rows whose token is not the one guessed, or is the request's
+    last; of surplus rows nobody listens. `select_ns` is what choosing the batch took, `host_ns` preparing and
+    launching it, `limit_ns` its physical limit; `components_ns` splits the device time as a model predicts it
+    (empty when measured as a whole).
     """
 
     seq: int
@@ -112,6 +114,7 @@ class Completion(NamedTuple):
     limit_ns: int = 0
     components_ns: tuple[int, ...] = ()
     exits: frozenset[int] = frozenset()
+    refused: frozenset[tuple[int, int]] = frozenset()
 
 
 class Foreseen(NamedTuple):

@@ -19,19 +19,25 @@ class ExitRule:
     `max_loops` at the latest.
 
     `has_decisions` is False when nothing is decided in between: every decoded token runs `max_loops` loops.
+    Where tokens are guessed (`policies.core.seam.guesses`) a token's successor is, after `draft_loops` loops,
+    and at most `max_guesses` are guessed ahead; 0: nothing is.
     """
 
     min_loops: int
     max_loops: int
     has_decisions: bool
+    draft_loops: int = 0
+    max_guesses: int = 0
 
     def boundary(self, depth: int) -> int:
-        """The first depth after `depth` before which a token may leave: as far as a decode row may run in one
-        submission.
+        """The first depth after `depth` before which a token may leave, or its successor is guessed: as far
+        as a decode row may run in one submission.
 
         Decisions from loop 2 to 4: from depth 0 to 2, from 2 to 3, from 3 to 4. Without decisions always to
-        `max_loops`.
+        `max_loops`, and with guesses after loop 2 from 0 to 2 first.
         """
+        if depth < self.draft_loops:
+            return self.draft_loops
         return max(self.min_loops, depth + 1) if self.has_decisions else self.max_loops
 
 

@@ -8,7 +8,7 @@ never sees output lengths or exit depths. Whatever it proposes is validated; see
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
@@ -27,6 +27,10 @@ class Policy(ABC):
     is_wavefront: ClassVar[bool] = False
     """Whether a request may have one chunk in flight per depth, and so needs a hidden ring of that many
     slots."""
+
+    guesses: ClassVar[Literal["wavefront", "drafts", "never"]] = "wavefront"
+    """How it runs tokens that are guessed: at several depths at once, or one after another as drafts that are
+    then checked in one submission, or not at all."""
 
     repeats: ClassVar[bool] = False
     """Whether `select`, where the view has no prompts, looks at nothing but limits, exits, the order of

@@ -33,11 +33,15 @@ class Phase(StrEnum):
     """A token has run its last depth while batches in flight may still say that it had left earlier."""
     TRANSFER = "transfer"
     """Its prompt is on the way to another engine, or from one: nothing of it is scheduled here."""
+    GUESSING = "guessing"
+    """Tokens, known and guessed, are at several depths; each has a next step of its own (see
+    `policies.core.progress.tokens`)."""
     DRAINED = "drained"
     """Everything is scheduled; the request waits for its last batches to be collected."""
 
 
 PROMPT, CODA, PRELUDE, RECURRENT = Phase.PROMPT, Phase.CODA, Phase.PRELUDE, Phase.RECURRENT
+GUESSING = Phase.GUESSING
 """Names for code that runs for every request of every batch: Python 3.11 takes 0.1 us to find a member of an
 enum."""
 
