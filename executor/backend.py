@@ -13,13 +13,14 @@ from typing import Protocol
 
 import numpy as np
 
+from executor.apart.side import Side
 from executor.asking import Asking
 from executor.outputs import Outputs
 from executor.runner import Launched, Runner
 from executor.timeline import Timeline
 from policies.core.engine.engine import Engine, advance
 from policies.core.seam.batch import HEADS, Allocation, ExecutionBatch, Stage, Work
-from policies.core.seam.events import Completion, Event, Submit, Tick
+from policies.core.seam.events import Completion, Event, Repeat, Submit, Tick, Wait
 from policies.core.seam.guesses import Refusals
 from policies.core.seam.oracle import NONE_REFUSED, Foresight, Refused
 from policies.costs.limit import Roofline
@@ -47,7 +48,8 @@ class DeviceBackend:
     Of the future it knows what `foresight` says: where a gate on the device decides who leaves early, it asks
     the gate. `asking` gives prompts and says which token ends an answer early; `roofline` the limit of every
     batch (None: not known, logged as 0); `is_stopped` whether the user wants the run to end; `outputs` takes
-    the output token ids of every request as they are collected.
+    the output token ids of every request as they are collected; `side` is what a run with
+    two engines says and hears (None: it has one).
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class DeviceBackend:
         observers: tuple[Observer, ...] = (),
         is_stopped: Callable[[], bool] = lambda: False,
         outputs: Outputs | None = None,
+        side: Side | None = None,
     ) -> None:
         self._engine = engine
         self._inbox = engine.inbox
@@ -71,6 +74,7 @@ class DeviceBackend:
         self._roofline = roofline
         self._observers = observers
         self._is_stopped = is_stopped
+        self._side = side
         self._outputs = Outputs() if outputs is None else outputs
         self._in_flight: deque[tuple[ExecutionBatch, int, int]] = deque()
         """Launched batches with the host's times for choosing and for launching each."""
@@ -92,10 +96,17 @@ class DeviceBackend:
             answered_ns = self._timeline.now_ns()
             if self._is_stopped():
                 raise KeyboardInterrupt
+            if self._side is not None:
+                self._side.look()
+            event: Event
             if isinstance(command, Submit):
-                event: Event = self._submit(command.batch, answered_ns - asked_ns, answered_ns)
-            else:
+                event = self._submit(command.batch, answered_ns - asked_ns, answered_ns)
+            elif isinstance(command, Wait):
                 event = self._wait(command.until_ns)
+            else:
+                assert self._side is not None and not isinstance(command, Repeat)
+                self._side.heard(command)
+                event = Tick(self._sent_ns)  # its time goes on with what the engine does next
             self._sent_ns = event.now_ns
             asked_ns = self._timeline.now_ns()
             command = advance(loop, event)
@@ -141,6 +152,8 @@ class DeviceBackend:
         while not self._is_stopped():
             if runner.oldest_is_done():
                 return self._collect()
+            if self._side is not None:
+                self._side.look()
             now_ns = timeline.now_ns()
             if inbox.is_open:
                 until_ns = inbox.next_ns()

@@ -9,7 +9,7 @@ from typing import Any
 
 from executor.errors import RunError
 from policies.config.grid import load_grid
-from policies.config.runconfig import load_config
+from policies.config.runconfig import RunConfig, load_config
 from policies.core.errors import InputError, InvariantError, SelectionError, WriteError
 from policies.process.command import OneLineParser, add_objectives, add_overrides, exit_status
 from workloads.serving.options import add_serve_options, place_of
@@ -131,6 +131,12 @@ def _guarded(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config, options.set)
     _need_torch()
+    if config.fleet is not None:
+        return _run_apart(config, options)
+    if config.role != "whole":
+        raise InputError(
+            f"{config.where}: role: {config.role} is one side of a fleet, expected fleet.prefill"
+        )
     from executor.run import execute
     from executor.session import Session
     from results.accuracy import print_accuracy
@@ -169,6 +175,23 @@ def _serve(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     print(f"run directory: {path}", file=sys.stderr)
     return _status(summary) if summary["num_requests"] else 0
+
+
+def _run_apart(config: RunConfig, options: argparse.Namespace) -> int:
+    from executor.apart.run import run_apart
+    from results.find import replicas_of
+    from results.fleet import replica_rows
+    from results.load import load_run
+    from results.table import print_table
+
+    if options.audit:
+        raise InputError("--audit: knows one engine's writes, and not what another sends; expected none")
+    path, summary = run_apart(config, options.device, options.out, use_graphs=not options.no_graphs)
+    print_table(replica_rows(summary, [load_run(replica).summary for replica in replicas_of(path)]))
+    for note in summary["notes"]:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"run directory: {path}", file=sys.stderr)
+    return _status(summary)
 
 
 def _sweep(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
+from executor.apart.side import Side
 from executor.asking import AsClientsSay, AsConfigured, Asking, AsWritten
 from executor.backend import Observer
 from executor.runner import Launched
@@ -51,14 +52,15 @@ class Clientele(Protocol):
 
 
 class WorkloadClients:
-    """The clients of a workload."""
+    """The clients of a workload; in a run with two engines, behind what `side` hears."""
 
     columns: tuple[str, ...] = ()
     observers: tuple[Observer, ...] = ()
 
-    def __init__(self, run: PlannedRun, session: Session) -> None:
+    def __init__(self, run: PlannedRun, session: Session, side: Side | None = None) -> None:
+        self._side, self._pools = side, session.pools
         config, workload, shape = run.config, run.workload, run.shape(session.shape)
-        self.inbox = workload.clients()
+        self.inbox: Inbox = workload.clients() if side is None else side.inbox
         self.oracle = workload.oracle
         self.asking = AsConfigured(config.seed, shape.vocab_size, config.sampling)
         self.notes = workload.notes
@@ -79,6 +81,8 @@ class WorkloadClients:
     @contextmanager
     def open(self, timeline: Timeline) -> Iterator[Callable[[], bool]]:
         with CtrlC() as ctrl_c:
+            if self._side is not None:
+                self._side.start(timeline, self._pools)
             yield lambda: ctrl_c.is_pressed
 
     def fault(self) -> Exception | None:

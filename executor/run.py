@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from executor.answers import ANSWERS, Answers
+from executor.apart.side import Side
 from executor.backend import DeviceBackend, Observer
 from executor.checks.audit import AddressAudit
 from executor.checks.fingerprint import Fingerprints
@@ -65,6 +66,7 @@ def execute(
     observers: tuple[Observer, ...] = (),
     fingerprints: Fingerprints | None = None,
     clients: Clientele | None = None,
+    side: Side | None = None,
 ) -> tuple[Path, dict[str, Any], dict[int, list[int]]]:
     """Run, write the run directory, return where it is, its summary and the output token ids by request.
 
@@ -73,7 +75,8 @@ def execute(
     given, and what was collected until then is in the directory. A disk that does not take it all raises
     `WriteError`. Raises `InputError` before there is a directory when policy, model and cache do not go
     together.
-    `clients` send the requests where the workload does not know them.
+    `clients` send the requests where the workload does not know them; `side` is what an engine that does one
+    part of its requests says and hears.
     """
     config, workload, shape = run.config, run.workload, run.shape(session.shape)
     rule = config.rule(shape)
@@ -81,7 +84,7 @@ def execute(
     config.policy.check_card(shape, session.card)
     address_audit = make_audit(session, run) if audit else None
     inputs = {"input_sha256": inputs_sha256(config, session.uses_graphs)}
-    clients = clients or WorkloadClients(run, session)
+    clients = clients or WorkloadClients(run, session, side)
     with RunDirectory.create(config.resolved, identity, out, clients.columns) as directory:
         for name in (TOKENS, ANSWERS):
             (directory.path / name).unlink(missing_ok=True)
@@ -92,7 +95,8 @@ def execute(
             outputs.ended(record)
             clients.ended(record)
 
-        engine = assemble(config, shape, clients.inbox, directory.batches, ended)
+        news = None if side is None else directory.handovers()
+        engine = assemble(config, shape, clients.inbox, directory.batches, ended, news)
         longest = min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens)
         session.warm_up(longest, config, clients.is_random)
         before = session.programs.counters()
@@ -125,6 +129,7 @@ def execute(
                 (progress, *clients.observers, *observers),
                 is_stopped,
                 outputs,
+                side,
             )
             ending = run_to_end(backend.run, session.synchronize)
             fault = clients.fault()

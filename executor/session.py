@@ -250,7 +250,7 @@ def plan_runs(configs: Sequence[RunConfig], shape: ModelShape, is_served: bool =
     runs = []
     for config in configs:
         if config.fleet is not None:
-            raise InputError(f"{config.where}: fleet: an executor runs one engine; a simulation runs fleets")
+            raise InputError(f"{config.where}: fleet: of the executor's commands run alone takes one")
         config.policy.check(shape, config.scheduler, config.cache)
         spec = parse_workload(config.workload, config.where)
         if spec not in workloads:

@@ -28,6 +28,10 @@ class Timeline(Protocol):
         """The run's clock: nanoseconds since the timeline was made."""
         ...
 
+    def restart(self, start_ns: int | None = None) -> int:
+        """Count from `start_ns` of the host's clock, or from now; return that. Before any mark is made."""
+        ...
+
     def mark(self) -> Mark: ...
 
     def time_of(self, mark: Mark) -> int:
@@ -52,6 +56,10 @@ class HostTimeline:
 
     def now_ns(self) -> int:
         return time.perf_counter_ns() - self._start_ns
+
+    def restart(self, start_ns: int | None = None) -> int:
+        self._start_ns = time.perf_counter_ns() if start_ns is None else start_ns
+        return self._start_ns
 
     def mark(self) -> HostMark:
         return HostMark(self.now_ns())
@@ -106,6 +114,12 @@ class CudaTimeline:
 
     def now_ns(self) -> int:
         return time.perf_counter_ns() - self._start_ns
+
+    def restart(self, start_ns: int | None = None) -> int:
+        start_ns = time.perf_counter_ns() if start_ns is None else start_ns
+        self._base_ns += self._start_ns - start_ns
+        self._start_ns = start_ns
+        return start_ns
 
     def mark(self) -> CudaMark:
         return CudaMark(self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True), self)

@@ -49,6 +49,7 @@ class RunDirectory:
         self.path = path
         self._lock = lock
         self.batches = GrowingFile(path / BATCHES)
+        self._handovers: GrowingFile | None = None
         self.requests = RequestFile(path / REQUESTS, request_columns)
 
     @classmethod
@@ -79,6 +80,11 @@ class RunDirectory:
         except OSError as error:
             raise cannot_write(path, error) from None
 
+    def handovers(self) -> GrowingFile:
+        """Where an engine that does one part of its requests writes what it hears of transfers."""
+        self._handovers = GrowingFile(self.path / HANDOVERS)
+        return self._handovers
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json` in one step. Raises `ValueError` for a NaN or an infinity, which JSON has no
         word for."""
@@ -95,7 +101,7 @@ class RunDirectory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with closing(self.requests), closing(self.batches):
+        with closing(self._handovers or self.batches), closing(self.requests), closing(self.batches):
             os.close(self._lock)
 
 

@@ -95,6 +95,7 @@ def tidy(cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]]) -> 
             for key, value in axes.items()
         }
         flat = {str(key): value for key, value in pd.json_normalize(dict(summary)).iloc[0].items()}
-        flat.pop("fleet.by_replica", None)  # a table of its own
+        for key in ("fleet.by_replica", "fleet.links"):  # tables of their own
+            flat.pop(key, None)
         rows.append({**named, **flat, "directory": str(path)})
     return pd.DataFrame(rows)

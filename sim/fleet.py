@@ -5,7 +5,7 @@ the door's (`policies.routing.door`); here it gets a clock.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from policies.routing.door import Door
 from results.files import GrowingFile
 from results.fleet import Replica, write_fleet
 from results.identity import RunIdentity
-from results.rundir import BATCHES, HANDOVERS, REPLICAS, REQUESTS, RunDirectory
+from results.rundir import BATCHES, REPLICAS, REQUESTS, RunDirectory
 from sim.link import Transfers
 from sim.run import Logs, Simulation, inputs_sha256, run_to_end
 from workloads.workload import Workload
@@ -155,7 +155,7 @@ def simulate_fleet(
 
             news.append(None)
             if part.config.role != "whole":
-                news[-1] = stack.enter_context(closing(GrowingFile(directory.path / HANDOVERS)))
+                news[-1] = directory.handovers()
 
             def ended(
                 record: RequestRecord, role: Role = part.config.role, directory: RunDirectory = directory

@@ -60,6 +60,8 @@ class Simulation:
         `workload` is that of `config` where it has been loaded already. Where it `is_served`, requests come
         from clients and none is known.
         """
+        if config.fleet is not None:
+            raise InputError(f"{config.where}: fleet: of the simulator's commands run and sweep take one")
         model = model_shape(config)
         latency = load_device(config.device, model)
         config.policy.check(model, config.scheduler, config.cache)

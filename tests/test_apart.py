@@ -177,6 +177,19 @@ def test_where_the_pool_that_decodes_is_full_prompts_wait_and_the_summary_says_h
     assert summary["fleet"]["by_replica"][0]["peak_kv_blocks"] <= 2 * 28
 
 
+def test_a_sweep_over_links_has_a_picture_of_what_they_were_worth(tmp_path: Path) -> None:
+    path, grid = (
+        tmp_path / "sweep.yaml",
+        {"policy.name": ["atomic", "wcpb"], "fleet.link.gb_per_s": [0.2, 20]},
+    )
+    path.write_text(json.dumps({"base": BASE, "grid": grid}))
+    arguments = ["sweep", str(path), "--jobs", "1", "--log", "none", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert (tmp_path / "out" / "plots" / "transfer.png").stat().st_size > 10_000
+    header = (tmp_path / "out" / "sweep.csv").read_text().split("\n")[0]
+    assert "fleet.hidden_share" in header and "fleet.links" not in header
+
+
 def test_a_slow_link_is_felt_and_a_fast_one_hides_behind_the_prompt(tmp_path: Path) -> None:
     found = {}
     for gb_per_s in (0.2, 200):
@@ -232,6 +245,7 @@ def test_a_client_that_hangs_up_in_any_phase_frees_both_sides(patience_ms: int) 
             "first_chunk cannot run",
         ),
         ("fleet.devices=[h200]", "1 of them for 2 replicas"),
+        ("speculation={mode: loops}", "speculation: cannot run with fleet.decode"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(

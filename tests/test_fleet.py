@@ -15,7 +15,6 @@ import pytest
 from test_sim_backend import ConstantCost
 from worlds import spelled
 
-from executor.cli import main as executor_main
 from policies.config.overrides import apply_overrides
 from policies.config.runconfig import RunConfig, parse_config
 from policies.core.engine.runlog import RequestRecord
@@ -336,10 +335,3 @@ def test_a_wrong_fleet_is_one_sentence(
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1 and len(error) < 400
     assert not (tmp_path / "out").exists()
-
-
-def test_the_executor_refuses_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(json.dumps({**BASE, "fleet": {"replicas": 2}}))
-    assert executor_main(["run", str(path), "--device", "cpu", "--out", str(tmp_path / "out")]) == 2
-    assert "a simulation runs fleets" in capsys.readouterr().err

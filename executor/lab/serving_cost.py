@@ -64,7 +64,7 @@ def main() -> int:
     place = Place("127.0.0.1", 0, Limits(), None)
     server = Server(place, listen(place))
     longest = min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens)
-    session.warm_up(longest, config.exit, True)
+    session.warm_up(longest, config, True)
     say(begun, "loaded and warm")
     twin = start(["sim", "serve", str(twin_config), "--port", "0", "--out", str(out / "twin"), "--no-plots"])
     twin_url = ready(twin)

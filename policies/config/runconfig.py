@@ -193,7 +193,7 @@ def parse_config(raw: Mapping[str, Any], base_dir: Path, where: str) -> RunConfi
         model = absolute(model, base_dir)
     check_together(model, shape, scheduler, where)
     if fleet is not None and fleet.link is not None:
-        check_apart(cache, where)
+        check_apart(cache, speculation, where)
     config = RunConfig(
         model,
         device,
@@ -269,8 +269,13 @@ def check_together(model: str, shape: ModelShape | None, scheduler: SchedulerSet
         )
 
 
-def check_apart(cache: CacheSettings, where: str) -> None:
-    """Raise `InputError` where a cache cannot be that of a fleet whose prompts are computed by others."""
+def check_apart(cache: CacheSettings, speculation: SpeculationSettings, where: str) -> None:
+    """Raise `InputError` where settings cannot be those of a fleet whose prompts are computed by others."""
+    if speculation != NO_GUESSES:
+        raise InputError(
+            f"{where}: speculation: cannot run with fleet.decode, where a request begins at the LM head with "
+            "no guess behind it; expected off"
+        )
     if cache.preemption == "swap":
         raise InputError(
             f"{where}: cache.preemption: swap cannot run with fleet.decode: room that a request left for "

@@ -11,7 +11,7 @@ from functools import partial
 
 from policies.core.seam.clients import Clients
 from policies.core.seam.events import Arrival, HangUp, Lost, Received, Sent
-from policies.core.seam.inbox import Mailbox
+from policies.core.seam.inbox import Listener, Mailbox
 from policies.core.seam.request import Request, Status
 from policies.routing.router import Choose, Load
 
@@ -31,14 +31,17 @@ class DoorApart:
         prefill: int,
         choose: tuple[Choose, Choose],
         clock: Callable[[], int],
+        make_box: Callable[[int, Listener], Mailbox] = lambda at, on_end: Mailbox(on_end),
     ) -> None:
-        self.boxes = [Mailbox(partial(self._ended, at)) for at in range(len(pools))]
+        self.boxes = [make_box(at, partial(self.ended, at)) for at in range(len(pools))]
         self.on_change: Callable[[], None] = lambda: None
         self.on_drop: Callable[[int], None] = lambda request_id: None
         """Called with a request of which nothing is to be sent any more."""
         self.places: dict[int, tuple[int, ...]] = {}
         """The boxes that every request went to, by id, in order of arrival."""
         self.numbers: dict[int, int] = {}
+        self.requests: dict[int, Request] = {}
+        """Every request as its client sent it, by id."""
         self.waited_ns: list[int] = []
         """How long each prompt that began had waited for room where it is decoded."""
         self._clients, self._choose, self._clock, self._prefill = clients, choose, clock, prefill
@@ -98,6 +101,7 @@ class DoorApart:
         prompt = self._choose[0](request, tuple(self._loads[:split]))
         rest = split + self._choose[1](request, tuple(self._loads[split:]))
         self.numbers[request.request_id] = len(self.places)
+        self.requests[request.request_id] = request
         self.places[request.request_id] = prompt, rest
         self._waiting[request.request_id] = request
         self._count(prompt, request.prompt_tokens, 1)  # it is on its way there
@@ -114,7 +118,8 @@ class DoorApart:
         if mail.request_id in self._live[at]:
             self.boxes[at].post(mail)
 
-    def _ended(self, at: int, request: Request, status: Status, known_ns: int) -> None:
+    def ended(self, at: int, request: Request, status: Status, known_ns: int) -> None:
+        """A request has ended in engine `at`."""
         request_id, next_ns = request.request_id, max(known_ns, self._clock()) + 1
         self._live[at].discard(request_id)
         if at < self._prefill:

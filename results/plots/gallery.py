@@ -27,6 +27,7 @@ from results.plots.load import plot_goodput, plot_load
 from results.plots.pareto import plot_pareto
 from results.plots.replicas import plot_replicas
 from results.plots.rows import plot_rows
+from results.plots.transfer import has_transfers, plot_transfers
 from results.plots.wavefront import plot_wavefront
 from results.rundir import BATCHES, REQUESTS, SUMMARY
 from results.tradeoff import loads_of
@@ -94,14 +95,17 @@ def pictures_of_fleet(run: Run) -> list[Picture]:
 
 
 def pictures_of_runs(runs: Sequence[Run]) -> list[Picture]:
-    """The Pareto picture of all runs, latency against load where there are several, and goodput where there
-    are objectives; for every workload where the time of its runs went, latencies by chunk size, and rows and
-    the wavefront of a typical run of each policy. Runs without logs are in all but the last three."""
+    """The Pareto picture of all runs, latency against load where there are several, transfers where links
+    differ, and goodput where there are objectives; for every workload where the time of its runs went,
+    latencies by chunk size, and rows and the wavefront of a typical run of each policy. Runs without logs are
+    in all but the last three."""
     workloads = list(dict.fromkeys(run.workload for run in runs))[:MAX_WORKLOADS]
     shown = [run for run in runs if run.workload in workloads]
     pictures = [_keyed("pareto.png", plot_pareto, shown)] if shown else []
     if loads_of(runs):
         pictures.append(_keyed("load.png", plot_load, runs))
+    if has_transfers(runs):
+        pictures.append(_keyed("transfer.png", plot_transfers, runs))
     if sum(bool(run.summary.get("slo")) for run in shown) > 1:
         pictures.append(_keyed("goodput.png", plot_goodput, shown))
     for workload, name in zip(workloads, names_of(workloads), strict=True):
