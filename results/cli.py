@@ -1,4 +1,4 @@
-"""`python -m results report | compare | plot | pack | unpack`: arguments in, files and exit status out."""
+"""`python -m results report | diff | why | compare | plot | pack | unpack`: arguments in, files out."""
 
 import argparse
 import hashlib
@@ -24,9 +24,9 @@ from results.plots import (
     plot_rows,
     plot_wavefront,
 )
-from results.report import write_report
+from results.report import write_difference, write_report
 from results.rundir import PLOTS, RUNS_ROOT
-from results.table import print_table
+from results.table import print_table, print_whole
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,7 +38,10 @@ def main(arguments: Sequence[str]) -> int:
 def build_parser() -> OneLineParser:
     parser = OneLineParser(prog="results", description="Look at what runs left behind.", allow_abbrev=False)
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="report|compare|plot|pack|unpack", parser_class=OneLineParser
+        dest="command",
+        required=True,
+        metavar="report|diff|why|compare|plot|pack|unpack",
+        parser_class=OneLineParser,
     )
 
     report = commands.add_parser(
@@ -57,6 +60,23 @@ def build_parser() -> OneLineParser:
         metavar="FILE.html",
         help=f"default: {RUNS_ROOT}/report-NAME-HASH.html, named after the directories",
     )
+
+    diff = commands.add_parser(
+        "diff", help="two sides of one world against each other: before and after, one device and another"
+    )
+    diff.add_argument("a", metavar="A", help="a run, or a folder or pack of them")
+    diff.add_argument("b", metavar="B", help="the other side")
+    diff.add_argument(
+        "--out", type=Path, metavar="FILE.html", help=f"default: {RUNS_ROOT}/diff-NAMES-HASH.html"
+    )
+    diff.set_defaults(action=_diff)
+
+    why = commands.add_parser("why", help="the batches behind the tail of a run's latency")
+    why.add_argument("directory", metavar="RUN", help="a run directory")
+    kinds = why.add_mutually_exclusive_group(required=True)
+    for name, text in (("itl", "gaps between tokens"), ("ttft", "times to first token")):
+        kinds.add_argument(f"--{name}", metavar="p99", help=f"{text} from this percentile on")
+    why.set_defaults(action=_why)
 
     comparison = commands.add_parser(
         "compare", help="hold simulated runs against measured ones; status 1 beyond a tolerance"
@@ -155,11 +175,51 @@ def build_parser() -> OneLineParser:
 def _report(options: argparse.Namespace) -> int:
     runs, unfinished = find_runs(options.directories)
     out = options.out or RUNS_ROOT / f"report-{named_after(options.directories)}.html"
-    notes = write_report(runs, out, unfinished)
+    notes = write_report(runs, out, unfinished, [Path(item) for item in options.directories])
     print_table([run.summary for run in runs])
     for note in notes:
         print(note, file=sys.stderr)
     print(f"report: {out}", file=sys.stderr)
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from results.difference import LEGEND, difference_table, differences, verdicts
+
+    a, b = (find_runs([side])[0] for side in (options.a, options.b))
+    rows, notes = differences(a, b)
+    by = sorted({row.by for row in rows if row.by is not None})
+    notes += [
+        f"configs differ: {key.replace(' simulated', ' in A').replace(' measured', ' in B')}" for key in by
+    ]
+    out = options.out or RUNS_ROOT / f"diff-{named_after([options.a, options.b])}.html"
+    write_difference(a, b, rows, notes, out)
+    print_whole(difference_table(rows), sys.stdout)
+    print("\n".join([LEGEND, *verdicts(rows)]))
+    for note in notes:
+        print(note, file=sys.stderr)
+    print(f"report: {out}", file=sys.stderr)
+    return 0
+
+
+def _why(options: argparse.Namespace) -> int:
+    from results.why import batch_table, component_table, percent_of, sentences, why
+
+    name = "itl" if options.itl is not None else "ttft"
+    text = getattr(options, name)
+    try:
+        percent = percent_of(text)
+    except ValueError:
+        raise InputError(
+            f"--{name}: {text}, expected a percentile from p0 to below p100, such as p99"
+        ) from None
+    runs, _ = find_runs([options.directory])
+    if len(runs) > 1:
+        raise InputError(f"{options.directory}: holds {len(runs)} runs, expected one")
+    reason = why(runs[0], name, percent)
+    print("\n".join(sentences(reason)))
+    print_whole(batch_table(reason), sys.stdout)
+    print_whole(component_table(reason), sys.stdout)
     return 0
 
 

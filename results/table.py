@@ -129,7 +129,7 @@ def table_lines(summaries: Sequence[Summary]) -> list[Line]:
         name = printable(item["workload"] + (f" · {_place(item)}" if several else ""))
         policy = policy_label(item) + ("" if can_win else f" ({item['status']})")
         lines.append(
-            Line(name, policy, str(item["prefill_chunk_size"]), _requests(item), cells, _limit(item))
+            Line(name, policy, str(item["prefill_chunk_size"]), requests_text(item), cells, limit_text(item))
         )
     return lines
 
@@ -211,7 +211,7 @@ def _group(summary: Summary) -> tuple[str, ...]:
     return tuple(str(summary.get(key)) for key in ("workload", "model", "device", "world"))
 
 
-def _limit(summary: Summary) -> str:
+def limit_text(summary: Summary) -> str:
     """`places 87%` or `kv 12%` of the time in which somebody waited for it; else what it was, without a
     share."""
     name, duration_s = summary.get("limited_by") or "-", run_s(summary)
@@ -245,7 +245,7 @@ def _format(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _requests(summary: Summary) -> str:
+def requests_text(summary: Summary) -> str:
     finished, refused, total = summary["num_finished"], summary["num_refused"], summary["num_requests"]
     sent = summary.get("num_sent", 0)
     rest = total - finished - refused - sent

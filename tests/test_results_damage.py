@@ -62,7 +62,7 @@ def test_a_summary_with_any_one_field_absent_or_anything_else_is_read_or_refused
 ) -> None:
     """Reading alone decides: what is let through is shown by a table and a bar of time without a fault."""
     from results.plots.account import _beside, account
-    from results.report import _provenance
+    from results.report import provenance
     from results.table import comparison_table
 
     summary = json.loads((run / "summary.json").read_text())
@@ -80,7 +80,7 @@ def test_a_summary_with_any_one_field_absent_or_anything_else_is_read_or_refused
             comparison_table([loaded.summary, loaded.summary])
             account(loaded.summary)
             _beside(loaded.summary)
-            _provenance(loaded)
+            list(provenance([loaded], ["run"]))
     assert num_refused > 300
 
 

@@ -148,7 +148,8 @@ def _nothing_alike(predicted: Sequence[Run], measured: Sequence[Run], notes: Seq
     if len(worlds) == 1:
         both = "simulated" if worlds == {"sim"} else "measured"
         sentence += (
-            f"; both were {both}: `results report` sets such runs side by side, `results plot` draws them"
+            f"; both were {both}: `results diff` sets two such sides against each other, `results report` "
+            "all of them"
         )
     return sentence
 
