@@ -1,6 +1,8 @@
 """Stretches: a run that takes many batches in one step leaves the bytes of one that takes them one by one."""
 
 import io
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,6 +17,7 @@ from policies.config.runconfig import parse_config
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
+from policies.core.errors import WriteError
 from policies.core.models.shape import OURO_1_4B
 from policies.core.seam.batch import ScheduledRange, Stage, Work
 from policies.core.seam.clients import Clients
@@ -165,3 +168,58 @@ def test_a_policy_that_says_nothing_of_what_it_looks_at_is_asked_every_time() ->
     foresight = Foresight(World(), None, scheduler.exits)
     SimBackend(simpy.Environment(), engine, ShapedCost(0, 0, 0, HostLoop()), foresight).run()
     assert formed[0] >= engine.log.totals.num_batches > 0
+
+
+def decoding(text: io.StringIO, seed: int = 4) -> tuple[Engine, Callable[[Callable[[], bool]], SimBackend]]:
+    """A run most of whose batches lie in stretches, and what simulates it."""
+    scheduler = Scheduler(
+        POLICIES["wcpb"](), model_with(), SchedulerSettings(), CacheSettings(num_blocks=4000)
+    )
+    requests = [Request(at, 3000 * at, 4 + 3 * at, 300 + 40 * at) for at in range(5)]
+    engine = Engine(scheduler, Clients(requests), RunLog(text))
+    cost, foresight = (
+        ShapedCost(0, 0, 0, HostLoop(3, 1, 4, 2, 2, 0.2)),
+        Foresight(World(), None, scheduler.exits),
+    )
+    env = simpy.Environment()
+    return engine, lambda stopped: SimBackend(env, engine, cost, foresight, stopped, seed=seed)
+
+
+@pytest.mark.parametrize("steps", [0, 30, 60, 90])
+def test_a_run_that_is_stopped_leaves_the_beginning_of_the_log_and_the_tokens_that_it_tells_of(
+    steps: int,
+) -> None:
+    whole, text = io.StringIO(), io.StringIO()
+    decoding(whole)[1](lambda: False).run()
+    engine, backend = decoding(text)
+    checks = iter(range(steps))
+    with pytest.raises(KeyboardInterrupt):
+        backend(lambda: next(checks, None) is None).run()
+    written = text.getvalue()
+    assert whole.getvalue().startswith(written) and written.endswith("\n")
+    assert engine.log.totals.num_batches == written.count("\n") - 1
+    assert steps < 60 or engine.num_repeated > 0
+    codas = [line.split(",")[9].split(" ") for line in written.splitlines()[1:] if ",CODA," in line]
+    told = Counter([int(item.split(":")[0]) for row in codas for item in row])
+    for request_id, record in engine.log.records.items():
+        assert len(record.token_ns) == told[request_id]
+    engine.scheduler.check_integrity()
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_stretch_ends_the_run_with_what_it_says() -> None:
+    class Full(io.StringIO):
+        """Takes lines until a stretch's come all at once."""
+
+        def write(self, text: str) -> int:
+            if text.count("\n") > 20:
+                raise WriteError("batches.csv: No space left on device")
+            return super().write(text)
+
+    whole, text = io.StringIO(), Full()
+    decoding(whole)[1](lambda: False).run()
+    engine, backend = decoding(text)
+    with pytest.raises(WriteError, match="No space left on device"):
+        backend(lambda: False).run()
+    assert whole.getvalue().startswith(text.getvalue())
+    assert 0 < text.getvalue().count("\n") - 1 < engine.log.totals.num_batches
+    engine.scheduler.check_integrity()

@@ -15,7 +15,9 @@ from worlds import draw_world
 from policies.config.runconfig import parse_config
 from policies.core.errors import InputError
 from policies.core.models.shape import SHIPPED_MODELS
+from policies.core.seam.batch import ScheduledRange, Stage, Work
 from policies.core.seam.view import View
+from policies.costs.models import load_device
 from policies.slo import MOST_BATCHES, Slo
 from sim.replay import replay
 from sim.run import Simulation, simulate
@@ -161,3 +163,18 @@ def test_a_roofline_is_called_one_and_another_card_is_refused() -> None:
     for shape, card in ((OURO_1_4B, "NVIDIA H100 80GB HBM3"), (OURO_TINY, "NVIDIA H200")):
         with pytest.raises(InputError, match=rf"not fitted on this card, {card}: .*executor profile"):
             fitted.check_card(shape, card)
+
+
+@pytest.mark.parametrize("device", ["h200", "h200-2026-11-30", "h200-analytic"])
+def test_a_batch_beside_common_ranges_takes_what_the_whole_batch_takes(device: str) -> None:
+    latency, chance = load_device(device, OURO_1_4B), random.Random(5)
+    for _ in range(100):
+        counts = [chance.choice([1, 1, 1, 16, chance.randint(2, 300)]) for _ in range(chance.randint(1, 24))]
+        ranges = [
+            ScheduledRange(at, Stage.RECURRENT, 0, chance.randint(0, 3000), count)
+            for at, count in enumerate(counts)
+        ]
+        cut = chance.randint(0, len(ranges))
+        whole = latency.predict(Work.of(Stage.RECURRENT, 1, ranges))
+        found = latency.beside(ranges[:cut])(ranges[cut:])
+        assert found._replace(limit_ns=0) == whole._replace(limit_ns=0)

@@ -2,10 +2,26 @@
 them."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from policies.core.seam.batch import ExecutionBatch
 from policies.costs.latency import LatencyModel, Prediction
+
+
+class Step(NamedTuple):
+    """A batch as the clocks feel it, everything already taken longer: the host chooses and packs it, launches
+    it, an idle device waits for that, and it runs."""
+
+    busy_ns: float
+    launch_ns: float
+    idle_ns: float
+    device_ns: float
+
+    @classmethod
+    def of(cls, prediction: Prediction, factor: float) -> "Step":
+        busy_ns = factor * (prediction.select_ns + prediction.prepare_ns)
+        return cls(busy_ns, factor * prediction.launch_ns, prediction.idle_ns, factor * prediction.device_ns)
 
 
 class Clock:
@@ -32,30 +48,36 @@ class Clock:
         other.host_ns, other.device_ns, other.ends_ns = self.host_ns, self.device_ns, self.ends_ns.copy()
         return other
 
-    def catch_up(self, batches: Iterable[ExecutionBatch], latency: LatencyModel, now_ns: int) -> list[float]:
+    def catch_up(
+        self, batches: Iterable[ExecutionBatch], times: Callable[[ExecutionBatch], Prediction], now_ns: int
+    ) -> list[float]:
         """Run what is in flight; return its ends. At `now_ns` the host chooses the next batch."""
         loop, ends_ns = self.loop, []
         for batch in batches:
             self.host_ns = batch.formed_ns + max(loop.after_collect_ns, loop.after_submit_ns)
-            prediction = latency.times(batch.work, batch.transfers.swapped_bytes)
-            ends_ns.append(self._run(prediction, prediction.device_ns))
+            step = Step.of(times(batch), self.factor)
+            ends_ns.append(self._run(step, step.device_ns))
         self.host_ns = now_ns + max(loop.after_collect_ns, loop.after_submit_ns)
         return ends_ns
 
-    def run(self, prediction: Prediction, device_ns: float) -> float:
-        """The end of one more batch, whose host times are those of `prediction`."""
+    def run(self, step: Step, device_ns: float) -> float:
+        """The end of one more batch, whose host times are those of `step`."""
         if len(self.ends_ns) >= self.inflight:
             free_ns = max(self.host_ns, self.ends_ns.popleft())
             self.host_ns = free_ns + self.loop.collect_ns + self.loop.after_collect_ns
-        return self._run(prediction, device_ns)
+        return self._run(step, device_ns)
 
-    def _run(self, prediction: Prediction, device_ns: float) -> float:
-        loop, factor = self.loop, self.factor
-        packed_ns = self.host_ns + factor * (prediction.select_ns + prediction.prepare_ns)
+    def _run(self, step: Step, device_ns: float) -> float:
+        loop = self.loop
+        busy_ns, launch_ns, idle_ns, _ = step
+        packed_ns = self.host_ns + busy_ns
         ready_ns = packed_ns + loop.mark_ns
-        started_ns = max(ready_ns, self.device_ns + loop.device_gap_ns)
-        waited_ns = min(max(ready_ns + prediction.idle_ns - started_ns, 0.0), prediction.idle_ns)
-        self.device_ns = end_ns = started_ns + factor * device_ns + waited_ns
+        free_ns = self.device_ns + loop.device_gap_ns
+        started_ns = ready_ns if ready_ns > free_ns else free_ns
+        self.device_ns = end_ns = started_ns + device_ns
+        late_ns = ready_ns + idle_ns - started_ns
+        if late_ns > 0:
+            self.device_ns = end_ns = end_ns + min(late_ns, idle_ns)
         self.ends_ns.append(end_ns)
-        self.host_ns = packed_ns + factor * prediction.launch_ns + loop.after_submit_ns
+        self.host_ns = packed_ns + launch_ns + loop.after_submit_ns
         return end_ns

@@ -52,6 +52,18 @@ class Features(NamedTuple):
     is_few: bool
 
 
+class Common(NamedTuple):
+    """Single rows and longer `ranges` that many batches begin with: history tiles of each row and of all,
+    the last tile that a row ends in, and into how many splits rows might be cut."""
+
+    key: Key
+    ranges: tuple[tuple[int, int], ...]
+    lengths: list[int]
+    tiles: int
+    last_end: int
+    splits: int
+
+
 @dataclass(frozen=True, slots=True)
 class Cutting:
     """How the executor cuts batches: row counts of its programs and query-tile heights (both ascending), keys
@@ -159,6 +171,48 @@ class Cutting:
             bucket, height, len(lengths), waves, sum(lengths), path, sum(shorts), short_path, joined_splits,
             partials, bucket <= self.few_rows,
         )  # fmt: skip
+
+    def common(self, key: Key) -> Common:
+        """What batches have in common that begin with `key`."""
+        ends = [item for item in key if isinstance(item, int)]
+        per_split = self.split_keys // self.tile_keys
+        return Common(
+            key,
+            tuple([item for item in key if not isinstance(item, int)]),
+            [end + 1 for end in ends],
+            sum(ends) + len(ends),
+            max(ends, default=0),
+            sum([end // per_split for end in ends]) + len(ends),
+        )
+
+    def beside(self, common: Common, key: Key) -> Features:
+        """`features` of a batch of `common` and then `key`. Where nothing is cut and items are of one kind,
+        only the ranges of several rows are looked at again."""
+        ranges = [*common.ranges, *[item for item in key if not isinstance(item, int)]]
+        whole = (*common.key, *key)
+        if self.short_rows or not ranges or len(ranges) < len(common.ranges) + len(key):
+            return self.features(whole)
+        tile_keys, per_split = self.tile_keys, self.split_keys // self.tile_keys
+        longest = max([count for _, count in ranges])
+        height = next((tile for tile in self.tile_rows if tile >= longest), self.tile_rows[-1])
+        ends: list[int] = []
+        rows = len(common.lengths)
+        for start, count in ranges:
+            end = start + count
+            rows += count
+            ends += [(min(first + height, end) - 1) // tile_keys for first in range(start, end, height)]
+        programs = max(1, self.attention_slots * SLOT_ROWS // max(SLOT_ROWS, height))
+        num_splits = common.splits + sum([end // per_split for end in ends]) + len(ends)
+        margin = self.tall_margin if height > SLOT_ROWS else SPLIT_MARGIN
+        most_splits = margin * max(1, -(-num_splits * self.num_heads // programs))
+        if max(common.last_end, *ends) // per_split + 1 > most_splits:
+            return self.features(whole)
+        lengths = [end + 1 for end in ends]
+        path, _ = self._path([*common.lengths, *lengths], (), programs)
+        items, bucket = len(common.lengths) + len(ends), self.bucket(rows)
+        waves = -(-items * self.num_heads // programs)
+        tiles = common.tiles + sum(lengths)
+        return Features(bucket, height, items, waves, tiles, path, 0, 0, 0, 0, bucket <= self.few_rows)
 
     def _height(self, key: Key) -> int:
         """Tile height of the items that are not short, as `executor.kernels.worklist.Packer.tile_class`."""

@@ -2,7 +2,7 @@
 `policies.costs.features` what they multiply."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import mul, sub
@@ -10,7 +10,7 @@ from typing import Any
 
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import Stage, Work
+from policies.core.seam.batch import ScheduledRange, Stage, Work
 from policies.costs.devices import device_facts, facts_of_card
 from policies.costs.features import Features, Key
 from policies.costs.latency import LatencyModel, Prediction, Run, new_prediction
@@ -119,6 +119,20 @@ class FittedModel(LatencyModel):
             starts = [start + left for start in starts]
             tokens, kv_tokens = tokens + left, kv_tokens + left * rows
 
+    def beside(self, ranges: Sequence[ScheduledRange]) -> Callable[[Sequence[ScheduledRange]], Prediction]:
+        """What `ranges` come to is summed up once."""
+        cutting = self.file.cutting
+        common = cutting.common(cutting.key(ranges) if ranges else ())
+        rows = sum([item.token_count for item in ranges])
+
+        def predict(others: Sequence[ScheduledRange]) -> Prediction:
+            both = rows + sum([item.token_count for item in others])
+            features = cutting.beside(common, cutting.key(others) if others else ())
+            host_ns = self._host_ns(Stage.RECURRENT, len(ranges) + len(others), both, 1)
+            return Prediction(self._of_features(features, 1), 0, *host_ns)
+
+        return predict
+
     def features(self, work: Work) -> Features:
         """What the time of recurrent `work` depends on."""
         return self.file.cutting.features(self.file.cutting.key(work.ranges))
@@ -147,7 +161,9 @@ class FittedModel(LatencyModel):
         return None
 
     def _compute_recurrent_ns(self, key: Key, loops: int) -> tuple[int, ...]:
-        features = self.file.cutting.features(key)
+        return self._of_features(self.file.cutting.features(key), loops)
+
+    def _of_features(self, features: Features, loops: int) -> tuple[int, ...]:
         if not self._has_warned and (beyond := self.beyond(features)) is not None:
             self._has_warned = True
             warnings.warn(f"{self.name}: a batch has {beyond}; extrapolated", stacklevel=4)

@@ -3,14 +3,17 @@ time meanwhile."""
 
 from collections.abc import Callable, Sequence
 
-from policies.core.seam.batch import HEADS, Proposal, ScheduledRange, Stage, Work
+from policies.core.seam.batch import HEADS, ExecutionBatch, Proposal, ScheduledRange, Stage, Work, new_range
 from policies.core.seam.events import COMPONENTS
 from policies.core.seam.view import RequestView, View
-from policies.costs.clock import Clock
+from policies.costs.clock import Clock, Step
 from policies.costs.latency import LatencyModel, Prediction
 
+DECODE = Stage.RECURRENT
 ATTENTION = COMPONENTS.index("attention")
 NEVER = float("inf")
+MOST_KEPT = 64
+"""Batches in flight whose times are kept."""
 
 
 class Costs:
@@ -22,6 +25,8 @@ class Costs:
         self.factor = 1 + margin
         self._thin: dict[int, int] = {}
         self._flat: dict[tuple[Stage, int], Prediction] = {}
+        self._steps: dict[tuple[Stage, int, float], Step] = {}
+        self._times: dict[int, tuple[ExecutionBatch, Prediction]] = {}
 
     def thin_ns(self, rows: int) -> int:
         """One loop of `rows` rows without attention."""
@@ -39,6 +44,23 @@ class Costs:
             ranges = [ScheduledRange(at, stage, 0, 1, 1) for at in range(rows)]
             found = self._flat[stage, rows] = self.latency.predict(Work.of(stage, 0, ranges))
         return found
+
+    def step(self, stage: Stage, rows: int, factor: float) -> Step:
+        """The same, as a clock of that factor feels it."""
+        found = self._steps.get((stage, rows, factor))
+        if found is None:
+            found = self._steps[stage, rows, factor] = Step.of(self.flat(stage, rows), factor)
+        return found
+
+    def times(self, batch: ExecutionBatch) -> Prediction:
+        """Of a batch in flight, which several decisions ask of."""
+        known = self._times.get(batch.seq)
+        if known is None or known[0] is not batch:
+            if len(self._times) >= MOST_KEPT:
+                self._times.clear()
+            prediction = self.latency.times(batch.work, batch.transfers.swapped_bytes)
+            known = self._times[batch.seq] = (batch, prediction)
+        return known[1]
 
     def prompt_ns(self, tokens: int, num_loops: int) -> float:
         """About what is left to a prompt: its rows at the price of a batch of 512, and the depths of the
@@ -76,10 +98,13 @@ class Horizon:
                 last_ns.update([(item.request_id, end_ns) for item in batch.ranges if item.stage in HEADS])
         self.prompt_ends = {request.request_id: request.prompt_tokens for request in view.prompts}
         self.ring = ring
-        self.rows = [
-            ScheduledRange(request.request_id, Stage.RECURRENT, request.depth, request.position, 1)
+        rows = [
+            new_range((request.request_id, DECODE, request.depth, request.position, 1, 0, None, False))
             for request in view.looping
         ]
+        self.num_rows = len(rows)
+        """Rows that decode."""
+        self._beside_rows = costs.latency.beside(rows)
         self.done = [0] * num_loops
         """Rows whose token comes after batch k."""
         self.due_ns = [NEVER] * num_loops
@@ -96,7 +121,7 @@ class Horizon:
         self.ring_joins = [0] * num_loops
         for item in ring:
             self._add(item, self.ring_rows, self.ring_joins)
-        self.decode_ns = self._predict(()).components_ns[ATTENTION] if self.rows else 0
+        self.decode_ns = self._predict(()).components_ns[ATTENTION] if rows else 0
         self.context_ns = [
             self._predict(left).components_ns[ATTENTION]
             if (left := [item for item in ring if item.depth < num_loops - k])
@@ -107,8 +132,8 @@ class Horizon:
 
     def is_feasible(self, injected: Sequence[Proposal]) -> bool:
         """Whether all tokens within reach are in time when `injected` rows join at depth 0."""
-        late = self._late(injected)
-        return not (late[0] or late[1])
+        late, second = self._late(injected, is_patient=False)
+        return not (late or second)
 
     def forgive(self) -> bool:
         """Give rows that would be late with nothing injected, and no margin, a whole gap from now on; return
@@ -125,18 +150,23 @@ class Horizon:
         """A clock at the batch that is chosen, and the ends of those in flight."""
         view = self.view
         clock = Clock(self.costs.latency, view.limits.inflight, factor, view.device_free_ns)
-        return clock, clock.catch_up(view.in_flight, self.costs.latency, view.now_ns)
+        return clock, clock.catch_up(view.in_flight, self.costs.times, view.now_ns)
 
-    def _late(self, injected: Sequence[Proposal], clock: Clock | None = None) -> tuple[list[int], list[int]]:
+    def _late(
+        self, injected: Sequence[Proposal], clock: Clock | None = None, is_patient: bool = True
+    ) -> tuple[list[int], list[int]]:
         """Steps after which a row's next token is late, and those of rows whose second one is; by another
-        `clock` than the horizon's own, which it runs ahead, where one is given."""
+        `clock` than the horizon's own, which it runs ahead, where one is given; without `is_patient` up to
+        the first of them."""
         num_loops, costs = self.num_loops, self.costs
         rows, joins = self.ring_rows.copy(), self.ring_joins.copy()
         for item in injected:
             self._add(item, rows, joins)
         full = self._predict((*self.ring, *injected))
         attention_ns = full.components_ns[ATTENTION]
-        clock, decoding = clock or self.clock.fork(), len(self.rows)
+        clock, decoding = clock or self.clock.fork(), self.num_rows
+        factor = clock.factor
+        step = Step.of(full, factor)
         token_ns: list[float] = []
         late, second = [], []
         arriving = [0] * (2 * num_loops)
@@ -150,13 +180,13 @@ class Horizon:
                 if is_loaded:
                     # What has left the ring by then is counted on as long as anything is injected.
                     context_ns = attention_ns if injected else self.context_ns[k]
-                clock.run(full, costs.thin_ns(count) + context_ns)
+                clock.run(step, factor * (costs.thin_ns(count) + context_ns))
             come = arriving[k]
             if not come:
                 token_ns.append(NEVER)
                 continue
-            end_ns = clock.run(costs.flat(Stage.CODA, come), costs.flat(Stage.CODA, come).device_ns)
-            prelude = costs.flat(Stage.PRELUDE, come)
+            coda, prelude = costs.step(Stage.CODA, come, factor), costs.step(Stage.PRELUDE, come, factor)
+            end_ns = clock.run(coda, coda.device_ns)
             clock.run(prelude, prelude.device_ns)
             token_ns.append(end_ns)
             if k < num_loops:
@@ -169,18 +199,20 @@ class Horizon:
                 due_ns = self.second_ns[first] if self.is_banked else token_ns[first]
                 if end_ns > due_ns + self.itl_ns:
                     second.append(first)
+            if not is_patient and (late or second):
+                break
         return late, second
 
     def _predict(self, prompts: Sequence[Proposal]) -> Prediction:
         """A batch of the decode rows and `prompts`; a small one where there are none, which is not run."""
-        ranges = self.rows + [
-            ScheduledRange(request_id, Stage.PREFILLING_RECURRENT, depth, start, end - start)
-            for request_id, depth, start, end in prompts
-        ]
-        if not ranges:
+        if not (self.num_rows or prompts):
             return self.costs.flat(Stage.PRELUDE, 1)
-        rows = sum([item.token_count for item in ranges])
-        return self.costs.latency.predict(Work(Stage.RECURRENT, 1, tuple(ranges), rows, len(ranges)))
+        return self._beside_rows(
+            [
+                new_range((request_id, Stage.PREFILLING_RECURRENT, depth, start, end - start, 0, None, False))
+                for request_id, depth, start, end in prompts
+            ]
+        )
 
     def _add(self, item: Proposal, rows: list[int], joins: list[int]) -> None:
         """A prompt range runs in every batch until it leaves its last depth, and a prompt's end joins."""

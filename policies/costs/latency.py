@@ -5,13 +5,13 @@ Every answer can be traced: `provenance` says what the numbers come from and whi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import Work
+from policies.core.seam.batch import ScheduledRange, Stage, Work
 from policies.core.seam.events import COMPONENTS
 from policies.costs.limit import DeviceFacts
 
@@ -135,6 +135,17 @@ class LatencyModel(ABC):
         for tokens in range(num_tokens):
             prediction = self.predict(work.moved(tokens))
             yield Run(prediction, [prediction.limit_ns])
+
+    def beside(self, ranges: Sequence[ScheduledRange]) -> Callable[[Sequence[ScheduledRange]], Prediction]:
+        """`predict` of batches of one loop in which other ranges stand behind `ranges`, for whoever asks of
+        many of them."""
+
+        def predict(others: Sequence[ScheduledRange]) -> Prediction:
+            both = (*ranges, *others)
+            rows = sum([item.token_count for item in both])
+            return self.predict(Work(Stage.RECURRENT, 1, both, rows, len(both)))
+
+        return predict
 
     def times(self, work: Work, swapped_bytes: int = 0) -> Prediction:
         """All times of a batch: its rows wait for `swapped_bytes` of transfers, which take the device's host
