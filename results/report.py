@@ -49,7 +49,7 @@ def write_report(
 
     Raises `InputError` when it cannot be written, or when the log of a run cannot be read.
     """
-    from results import page
+    from results import page, page_figures
 
     order = list(dict.fromkeys(run.workload for run in runs))
     runs = sorted(
@@ -74,14 +74,14 @@ def write_report(
             sections.setdefault(section, []).append(name)
 
     for workload in workloads[:MAX_WORKLOADS]:
-        add("What to run", page.tradeoff_figure(runs, source, workload))
+        add("What to run", page_figures.tradeoff_figure(runs, source, workload))
     for load in loads_of(runs)[:MAX_WORKLOADS]:
-        for plot in page.load_figures(load):
+        for plot in page_figures.load_figures(load):
             add("Against the offered rate", plot)
     for folder in folders:
         for title, rows in capacities(folder):
-            add("Capacity", page.capacity_figure(rows, title))
-    for plot in page.cdf_figures(source):
+            add("Capacity", page_figures.capacity_figure(rows, title))
+    for plot in page_figures.cdf_figures(source):
         add("Latencies", plot)
     choice, wave, num_waves = page.wavefront_parts(runs, source)
     for model in (choice, wave):
@@ -136,7 +136,7 @@ def write_difference(
 ) -> None:
     """Write the page that sets two sides of runs side by side: a table of differences, and each side's
     pictures."""
-    from results import page
+    from results import page, page_figures
 
     names, figures = ("workload", "policy", "chunk"), figure_names(rows)
     texts = [
@@ -158,7 +158,7 @@ def write_difference(
     for workload in list(dict.fromkeys(row.a.workload for row in rows))[:MAX_WORKLOADS]:
         body.append("<div class='row'>")
         for side, runs, source in zip("AB", (a, b), sources, strict=True):
-            plot = page.tradeoff_figure(runs, source, workload)
+            plot = page_figures.tradeoff_figure(runs, source, workload)
             if plot is not None:
                 plot.title.text = f"{side}: {plot.title.text}"
                 models[f"m{len(models)}"] = plot

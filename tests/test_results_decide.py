@@ -11,12 +11,14 @@ from results_runs import write_run
 
 from policies.core.errors import InputError
 from policies.core.seam.request import Request
+from results.capacity import rows_of, write_capacity
 from results.cli import main
 from results.load import Run
 from results.plots import plot_goodput, plot_load, plot_pareto
 from results.plots.cdf import tail_steps
 from results.plots.chunks import rows_taken_in
 from results.plots.window import PROMPT, default_window
+from results.report import write_report
 from results.tradeoff import Point, front, loads_of, tradeoff_of
 
 
@@ -116,3 +118,16 @@ def test_the_default_window_shows_two_prompts_where_two_come_near_each_other(tmp
     chosen = default_window(run, 16).select(run.batches(), "run")
     prompts = {name for batch in chosen for name in PROMPT.findall(batch.ranges_text)}
     assert prompts == {"2", "3"} and any(batch.num_decode_rows for batch in chosen)
+
+
+def test_the_page_shows_a_capacity_search_beside_the_runs(run: Run, tmp_path: Path) -> None:
+    answer = {"policy": "wcpb", "prefill_chunk_size": 64, "workload": "chat", "value": 3.5, "axis": "rate",
+              "replicas": 1, "requests_per_s": 3.5, "is_open": False, "exceptions": [], "beyond": None,
+              "alone": None}  # fmt: skip
+    beyond = {**answer, "prefill_chunk_size": 16, "value": None, "requests_per_s": None}
+    write_capacity(rows_of([[answer], [beyond]]), tmp_path / "found", {})
+    write_report([run], tmp_path / "page.html", folders=[tmp_path / "found"])
+    assert "<h2>Capacity</h2>" in (tmp_path / "page.html").read_text()
+    (tmp_path / "found" / "capacity.csv").write_text("workload,policy\nchat,wcpb\n")
+    with pytest.raises(InputError, match=r"capacity\.csv: .*, expected what `sim capacity` writes"):
+        write_report([run], tmp_path / "page.html", folders=[tmp_path / "found"])
