@@ -9,7 +9,6 @@ A copy reads and writes its bytes twice: gathered from the blocks of one pool in
 into the blocks of the other. Its limit is that traffic over the card's memory bandwidth.
 """
 
-import csv
 import json
 import sys
 import time
@@ -26,6 +25,7 @@ from executor.run import TOKENS, execute
 from executor.session import Session
 from policies.config.runconfig import load_config
 from policies.core.seam.events import Import, Send
+from results.csvlog import Columns, read_rows
 from results.files import user_file
 
 SIZES = (16, 64, 256, 1024, 4096)
@@ -83,8 +83,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def read_tokens(path: Path) -> dict[int, list[int]]:
     """`tokens.csv` of a run, by request."""
-    with open(path, encoding="ascii", newline="") as file:
-        return {int(row["request_id"]): [*map(int, row["token_ids"].split())] for row in csv.DictReader(file)}
+    columns = Columns(("request_id", "token_ids"), ())
+    return {row.whole("request_id"): row.wholes("token_ids") for row in read_rows(path, columns)}
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:

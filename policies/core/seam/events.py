@@ -7,7 +7,7 @@ launched) and `Wait` with a `Completion` or, when mail or `until_ns` comes first
 knows the future may be asked to `Repeat` batches instead.
 
 At equal times the order is total: arrivals, hang-ups, news of transfers, completions; among arrivals
-(arrival, id), else the id.
+(arrival, id), among hang-ups the id, among news as it was posted.
 
 An engine that does one part of its requests (`Role`) speaks to others through three commands, answered with a
 `Tick`: `Reserve` once a request that another engine computes has room here, `Send` for what is ready to go

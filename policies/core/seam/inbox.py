@@ -84,8 +84,10 @@ class Mailbox:
         if isinstance(mail, Arrival):
             self._live.add(mail.request.request_id)
             key = (mail.at_ns, 0, mail.request.arrival_ns, mail.request.request_id)
+        elif isinstance(mail, HangUp):
+            key = (mail.at_ns, 1, 0, mail.request_id)
         else:
-            key = (mail.at_ns, 1 if isinstance(mail, HangUp) else 2, self._num_posted, mail.request_id)
+            key = (mail.at_ns, 2, self._num_posted, mail.request_id)
         self._num_posted += 1
         heapq.heappush(self._heap, (*key, mail))
         self.on_post()
