@@ -6,6 +6,7 @@ text of each.
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from workloads.serving.lengths import AnswerLengths
 from workloads.serving.options import Place
 from workloads.serving.server import Server, listen, settings_of
 from workloads.spec import LiveSpec, parse_workload
+from workloads.text import Tokenizer
 
-PLACEHOLDER = " x"
+PLACEHOLDERS = (" x", " the", "x", "a", ".")
+"""The first that is one token, again and again, so that whoever counts tokens by text counts right."""
 NO_TOKEN = 0
 """Stands for every token: a simulation samples none."""
 
@@ -46,8 +49,10 @@ def serve(
     assert isinstance(spec, LiveSpec)
     generation = read_generation(config.model, model)
     settings = settings_of(
-        short_name(config.model), spec, model, config.model, generation, config.sampling, PLACEHOLDER
+        short_name(config.model), spec, model, config.model, generation, config.sampling, PLACEHOLDERS[0]
     )
+    if settings.tokenizer is not None:
+        settings = replace(settings, placeholder=placeholder(Tokenizer(Path(settings.tokenizer))))
     listening = listen(place)
     identity = RunIdentity.from_config(config.resolved, "sim", model.num_loops)
     inputs = {"input_sha256": inputs_sha256(config)}
@@ -100,6 +105,12 @@ def serve(
             broken=broken,
         )
     return directory.path, summary
+
+
+def placeholder(tokenizer: Tokenizer) -> str:
+    """A text that stands for one token each time it is told."""
+    alone = [text for text in PLACEHOLDERS if len(tokenizer.encode(text * 16, False)) == 16]
+    return alone[0] if alone else PLACEHOLDERS[0]
 
 
 def server_facts(server: Server) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from policies.core.errors import InputError
-from policies.process.documents import read_json, read_text
+from policies.process.documents import parse_json, read_text
 from policies.process.sentences import one_line
 
 MAX_TOKENIZER_BYTES = 64_000_000
@@ -134,7 +134,9 @@ def _chat_template(folder: Path) -> ChatTemplate | None:
     config: Any = {}
     path = folder / "tokenizer_config.json"
     if path.exists():
-        config = read_json(path, "a tokenizer_config.json")
+        text = read_text(path, "a tokenizer_config.json", MAX_TOKENIZER_BYTES)
+        # transformers writes a model_max_length of 10**30 for none
+        config = parse_json(text, str(path), parse_int=lambda digits: int(digits[:19]))
         if not isinstance(config, dict):
             raise InputError(f"{path}: expected a JSON object, found {type(config).__name__}")
     source, where = config.get("chat_template"), str(path)
