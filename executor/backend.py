@@ -48,8 +48,8 @@ class DeviceBackend:
     Of the future it knows what `foresight` says: where a gate on the device decides who leaves early, it asks
     the gate. `asking` gives prompts and says which token ends an answer early; `roofline` the limit of every
     batch (None: not known, logged as 0); `is_stopped` whether the user wants the run to end; `outputs` takes
-    the output token ids of every request as they are collected; `side` is what a run with
-    two engines says and hears (None: it has one).
+    the output token ids of every request as they are collected, and `tell` hears of them; `side` is what a
+    run with two engines says and hears (None: it has one).
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class DeviceBackend:
         observers: tuple[Observer, ...] = (),
         is_stopped: Callable[[], bool] = lambda: False,
         outputs: Outputs | None = None,
+        tell: Callable[[list[tuple[int, int]]], None] = lambda tokens: None,
         side: Side | None = None,
     ) -> None:
         self._engine = engine
@@ -76,6 +77,7 @@ class DeviceBackend:
         self._is_stopped = is_stopped
         self._side = side
         self._outputs = Outputs() if outputs is None else outputs
+        self._tell = tell
         self._in_flight: deque[tuple[ExecutionBatch, int, int]] = deque()
         """Launched batches with the host's times for choosing and for launching each."""
         self._sent_ns = 0
@@ -190,6 +192,8 @@ class DeviceBackend:
             observer.collected(batch, launched, stops)
         for request_id, token in tokens:
             self._outputs.sampled(request_id, token)
+        if tokens:
+            self._tell(tokens)
         exits = self._foresight.early_exits(work) | frozenset(left_by_gate(launched))
         limit_ns = 0
         if self._roofline is not None:

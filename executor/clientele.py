@@ -7,13 +7,10 @@ from typing import Protocol
 
 from executor.apart.side import Side
 from executor.asking import AsClientsSay, AsConfigured, Asking, AsWritten
-from executor.backend import Observer
-from executor.runner import Launched
 from executor.session import PlannedRun, Session
 from executor.timeline import Timeline
 from policies.config.generation import read_generation
 from policies.core.engine.runlog import RequestRecord
-from policies.core.seam.batch import ExecutionBatch, Stage
 from policies.core.seam.inbox import Inbox
 from policies.core.seam.request import Oracle
 from policies.process.interrupt import CtrlC
@@ -30,7 +27,6 @@ class Clientele(Protocol):
     inbox: Inbox
     oracle: Oracle
     asking: Asking
-    observers: tuple[Observer, ...]
     columns: tuple[str, ...]
     notes: tuple[str, ...]
     is_random: bool
@@ -41,6 +37,10 @@ class Clientele(Protocol):
         ...
 
     def ended(self, record: RequestRecord) -> None: ...
+
+    def tell(self, tokens: list[tuple[int, int]]) -> None:
+        """Clients get tokens: pairs of request and token id."""
+        ...
 
     def open(self, timeline: Timeline) -> AbstractContextManager[Callable[[], bool]]:
         """While entered, requests come; gives what says that the user wants the run to end."""
@@ -55,7 +55,6 @@ class WorkloadClients:
     """The clients of a workload; in a run with two engines, behind what `side` hears."""
 
     columns: tuple[str, ...] = ()
-    observers: tuple[Observer, ...] = ()
 
     def __init__(self, run: PlannedRun, session: Session, side: Side | None = None) -> None:
         self._side, self._pools = side, session.pools
@@ -77,6 +76,9 @@ class WorkloadClients:
 
     def ended(self, record: RequestRecord) -> None:
         self._write(record, ())
+
+    def tell(self, tokens: list[tuple[int, int]]) -> None:
+        """Nobody listens."""
 
     @contextmanager
     def open(self, timeline: Timeline) -> Iterator[Callable[[], bool]]:
@@ -100,7 +102,6 @@ class HttpClients:
         self.inbox: LiveInbox = server.inbox
         self.oracle = AtMost(server.inbox)
         self.asking = AsClientsSay(server.inbox, settings.eos_ids, tokenizer)
-        self.observers = (Teller(server.inbox),)
         self.notes: tuple[str, ...] = ()
 
     def write_to(self, write: Write) -> None:
@@ -109,6 +110,9 @@ class HttpClients:
     def ended(self, record: RequestRecord) -> None:
         self.asking.ended(record.request.request_id)
         self.inbox.record_ended(record)
+
+    def tell(self, tokens: list[tuple[int, int]]) -> None:
+        self.inbox.tell(tokens)
 
     @contextmanager
     def open(self, timeline: Timeline) -> Iterator[Callable[[], bool]]:
@@ -129,19 +133,3 @@ class AtMost(Oracle):
 
     def output_tokens(self, request_id: int) -> int:
         return self._inbox.asked(request_id).max_tokens
-
-
-class Teller:
-    """An observer that sends clients their tokens as they are collected."""
-
-    def __init__(self, inbox: LiveInbox) -> None:
-        self._inbox = inbox
-
-    def launching(self, batch: ExecutionBatch) -> None:
-        """Nothing to tell."""
-
-    def collected(self, batch: ExecutionBatch, launched: Launched, stops: frozenset[int]) -> None:
-        if batch.stage is Stage.CODA:
-            assert launched.tokens is not None
-            ids = [item.request_id for item in batch.ranges]
-            self._inbox.tell(zip(ids, launched.tokens.tolist(), strict=True))

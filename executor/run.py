@@ -126,9 +126,10 @@ def execute(
                 Foresight(clients.oracle, run.exit_oracle(rule), rule, run.acceptance()),
                 clients.asking,
                 Roofline(session.shape, session.facts) if session.facts else None,
-                (progress, *clients.observers, *observers),
+                (progress, *observers),
                 is_stopped,
                 outputs,
+                clients.tell,
                 side,
             )
             ending = run_to_end(backend.run, session.synchronize)

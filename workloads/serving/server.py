@@ -110,6 +110,7 @@ class Server:
         self._front: subprocess.Popen[bytes] | None = None
         self._previous: dict[int, object] = {}
         self._num_signals = 0
+        self._is_draining = False
 
     @property
     def url(self) -> str:
@@ -117,6 +118,12 @@ class Server:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     def is_stopped(self) -> bool:
+        """Asked between two steps and while the engine waits; a signal that has come takes effect here, for
+        its handler may interrupt a message that is being written."""
+        if self._num_signals and not self._is_draining:
+            self._is_draining = True
+            print("draining: no new requests; again to stop at once", file=sys.stderr, flush=True)
+            self._link.send("drain")
         return self._num_signals > 1
 
     def wait(self, timeout_s: float) -> None:
@@ -156,9 +163,6 @@ class Server:
 
     def _press(self, number: int, frame: FrameType | None) -> None:
         self._num_signals += 1
-        if self._num_signals == 1:
-            print("draining: no new requests; again to stop at once", file=sys.stderr, flush=True)
-            self._link.send("drain")
 
     def close(self) -> None:
         """The engine has ended: hear how the last answers went out, and end the HTTP process."""
