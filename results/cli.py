@@ -184,7 +184,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from results.difference import LEGEND, difference_table, differences, verdicts
+    from results.difference import LEGEND, difference_table, differences, places, verdicts
 
     a, b = (find_runs([side])[0] for side in (options.a, options.b))
     rows, notes = differences(a, b)
@@ -194,6 +194,7 @@ def _diff(options: argparse.Namespace) -> int:
     ]
     out = options.out or RUNS_ROOT / f"diff-{named_after([options.a, options.b])}.html"
     write_difference(a, b, rows, notes, out)
+    print("\n".join(places(rows)))
     print_whole(difference_table(rows), sys.stdout)
     print("\n".join([LEGEND, *verdicts(rows)]))
     for note in notes:

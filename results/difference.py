@@ -20,7 +20,7 @@ from rich.text import Text
 from policies.core.errors import InputError
 from policies.core.seam.request import Status
 from results.comparison.pairs import config_difference
-from results.identity import policy_order
+from results.identity import policy_order, printable
 from results.load import Run
 from results.table import plain_table
 
@@ -124,6 +124,16 @@ def verdicts(rows: Sequence[Row]) -> Iterator[str]:
                 f"{name}: lower in B for {lower}, higher for {higher}, neither for sure for "
                 f"{len(found) - lower - higher} of {len(found)} pairs"
             )
+
+
+def places(rows: Sequence[Row]) -> Iterator[str]:
+    """What each side ran: `A: ouro-1.4b on h200 (sim)`."""
+    for side, runs in (("A", [row.a for row in rows]), ("B", [row.b for row in rows])):
+        found = {
+            f"{run.summary['model']} on {run.summary['device']} ({run.summary['world']})": None
+            for run in runs
+        }
+        yield printable(f"{side}: {', '.join(found)}")
 
 
 def _pairs(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[tuple[Run, Run]], list[str]]:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from policies.core.errors import InputError
 from results.difference import LEGEND as LEGEND_OF_DIFFERENCES
-from results.difference import Row, figure_names, verdicts
+from results.difference import Row, figure_names, places, verdicts
 from results.files import user_file
 from results.identity import policy_order, printable
 from results.load import Run
@@ -153,7 +153,7 @@ def write_difference(
         _mark("differences"),
         f"<p class='note'>{html.escape(LEGEND_OF_DIFFERENCES)}</p>",
     ]
-    body += [f"<p>{html.escape(sentence)}</p>" for sentence in verdicts(rows)]
+    body += [f"<p>{html.escape(sentence)}</p>" for sentence in (*places(rows), *verdicts(rows))]
     sources = [page.source_of(side, None) for side in (a, b)]
     for workload in list(dict.fromkeys(row.a.workload for row in rows))[:MAX_WORKLOADS]:
         body.append("<div class='row'>")

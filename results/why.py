@@ -87,7 +87,9 @@ def why(run: Run, name: str, percent: float) -> Reason:
         )
     spans = np.array(list(_spans(run, name)), dtype=np.int64).reshape(-1, 2)
     if not len(spans):
-        raise InputError(f"{run.path}: no request has a {name.upper()}, expected tokens to ask about")
+        raise InputError(
+            f"{run.path}: no request has what --{name} asks about, expected one with enough tokens"
+        )
     lengths = spans[:, 1] - spans[:, 0]
     limit_ns, median_ns = np.percentile(lengths, (percent, 50))
     tail = spans[lengths >= limit_ns]

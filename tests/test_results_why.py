@@ -111,7 +111,11 @@ def test_the_commands_print_and_write(
         "95 % interval" in printed.out and "TTFT p99: " in printed.out and "configs differ: " in printed.err
     )
     page = (tmp_path / "d.html").read_text()
-    assert "pairs of runs, B against A" in page and len(page) < 3_000_000
+    assert (
+        "pairs of runs, B against A" in page
+        and "A: ouro-tiny on h200 (sim)" in page
+        and len(page) < 3_000_000
+    )
     assert main(["why", a, "--itl", "p99"]) == 0
     printed = capsys.readouterr()
     assert "gaps between tokens took" in printed.out and "what it held" in printed.out
