@@ -1,4 +1,4 @@
-"""`python -m results report | diff | why | compare | plot | pack | unpack`: arguments in, files out."""
+"""`python -m results report | diff | why | compare | late | plot | pack | unpack`: arguments in, files out."""
 
 import argparse
 import hashlib
@@ -11,7 +11,8 @@ from policies.core.errors import InputError
 from policies.process.command import OneLineParser, exit_status
 from results.comparison.figures import Tolerances
 from results.find import find_runs
-from results.identity import slug
+from results.identity import comparable, config_hash, slug
+from results.late import late_tokens
 from results.pack import SUFFIX, pack, unpack
 from results.plots import (
     Window,
@@ -25,7 +26,7 @@ from results.plots import (
     plot_wavefront,
 )
 from results.report import write_difference, write_report
-from results.rundir import PLOTS, RUNS_ROOT
+from results.rundir import PLOTS, PREDICTED, RUNS_ROOT
 from results.table import print_table, print_whole
 
 
@@ -40,7 +41,7 @@ def build_parser() -> OneLineParser:
     commands = parser.add_subparsers(
         dest="command",
         required=True,
-        metavar="report|diff|why|compare|plot|pack|unpack",
+        metavar="report|diff|why|compare|late|plot|pack|unpack",
         parser_class=OneLineParser,
     )
 
@@ -111,6 +112,12 @@ def build_parser() -> OneLineParser:
     )
     comparison.add_argument("--no-plots", action="store_true", help="draw no pictures")
     comparison.set_defaults(action=_compare)
+
+    late = commands.add_parser("late", help="count late tokens of measured runs, and say whose they are")
+    late.add_argument("simulated", type=Path, metavar="SIM_DIR", help="what `sim predict` left of the runs")
+    late.add_argument("runs", nargs="+", metavar="RUN")
+    late.add_argument("--itl-ms", type=float, default=None, help="default: that of the run's `slo`")
+    late.set_defaults(action=_late)
 
     plot = commands.add_parser("plot", help="draw one picture of one run, or of several side by side")
     plot.add_argument(
@@ -281,6 +288,21 @@ def _plot(options: argparse.Namespace) -> int:
     else:
         draw[options.kind](runs, options.out)
     print(f"plot: {options.out}", file=sys.stderr)
+    return 0
+
+
+def _late(options: argparse.Namespace) -> int:
+    simulated = [run for run in find_runs([options.simulated])[0] if (run.path / PREDICTED).is_file()]
+    by_config = {config_hash(comparable(run.config)): run.path for run in simulated}
+    for run in find_runs(options.runs)[0]:
+        place = by_config.get(config_hash(comparable(run.config)))
+        itl_ms = options.itl_ms or (run.config.get("slo") or {}).get("itl_ms")
+        if place is None or itl_ms is None:
+            raise InputError(
+                f"{run.path}: expected a simulated run of its config in {options.simulated}, and "
+                "slo.itl_ms or --itl-ms"
+            )
+        print(f"{run.path.name}: {late_tokens(run, place, itl_ms)}")
     return 0
 
 
