@@ -112,7 +112,14 @@ class Chooser:
         them): for whoever attributes late tokens."""
 
     def select(self, view: View) -> Selection | None:
-        return beside_decode(view, self._ranges, self._prompt_batch, self._regroups)
+        found = beside_decode(view, self._ranges, self._prompt_batch, self._regroups)
+        if found is None or found.loop_count in (0, 1):
+            return found
+        prompts = {request.request_id for request in view.prompts}
+        if any(item.depth for item in found.ranges if item.request_id in prompts):
+            # More may be injected at the next boundary, and executors keep programs for one loop and for all.
+            return found._replace(loop_count=1)
+        return found
 
     def _prompt_batch(self, view: View) -> Selection | None:
         ranges = self._ranges(view, view.limits.max_num_batched_tokens)

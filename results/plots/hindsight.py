@@ -13,7 +13,7 @@ def plot_hindsight(frame: pd.DataFrame, path: Path) -> None:
     """One panel for every traffic (down) and objectives (across) of `results.hindsight`'s table."""
     traffics = list(dict.fromkeys(frame["traffic"]))
     objectives = list(dict.fromkeys(zip(frame["ttft_ms"], frame["itl_ms"], strict=True)))
-    with picture(path, 3.7 * len(objectives) + 0.6, 2.5 * len(traffics) + 1.0) as figure:
+    with picture(path, max(3.7 * len(objectives) + 0.6, 6.4), 2.5 * len(traffics) + 1.0) as figure:
         grid = figure.subplots(len(traffics), len(objectives), squeeze=False)
         for line, traffic in zip(grid, traffics, strict=True):
             for axes, (ttft_ms, itl_ms) in zip(line, objectives, strict=True):
