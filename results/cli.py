@@ -1,4 +1,4 @@
-"""`python -m results report | diff | why | compare | late | plot | pack | unpack`: arguments in, files out."""
+"""`python -m results report | diff | why | compare | late | plot | pack | unpack`: arguments to files."""
 
 import argparse
 import hashlib
