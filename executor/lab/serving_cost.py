@@ -6,7 +6,6 @@ logged, HTTP's part of them, the twin's, and times of equal decode batches with 
 """
 
 import argparse
-import csv
 import json
 import os
 import signal
@@ -29,8 +28,14 @@ from executor.run import execute
 from executor.session import PlannedRun, Session
 from policies.config.generation import read_generation
 from policies.config.runconfig import load_config, parse_config
+from results.batchlog import read_batches
+from results.csvlog import Columns, read_rows
 from results.identity import short_name
 from results.load import load_run
+from results.requestlog import read_requests
+from results.rundir import BATCHES, REQUESTS
+from workloads.serving.client import COLUMNS as CLIENT_COLUMNS
+from workloads.serving.inbox import HTTP_COLUMNS
 from workloads.serving.options import Place
 from workloads.serving.server import Server, listen, settings_of
 from workloads.serving.settings import Limits
@@ -139,9 +144,9 @@ def drive_both(options: argparse.Namespace, url: str, twin_url: str, vocab_size:
 def trace_of(path: Path) -> Iterable[str]:
     """The requests of a run as a plain trace."""
     yield "arrival_ns,prompt_tokens,output_tokens,max_tokens"
-    with open(path / "requests.csv") as file:
-        for line in csv.DictReader(file):
-            yield f"{line['arrival_ns']},{line['prompt_tokens']},{line['output_tokens']},{line['max_tokens']}"
+    for _, record, delivered in read_requests(path / REQUESTS):
+        asked = record.request
+        yield f"{asked.arrival_ns},{asked.prompt_tokens},{delivered},{asked.max_tokens}"
 
 
 def rates(out: Path, wanted: Sequence[float], count: int) -> list[dict[str, Any]]:
@@ -172,35 +177,32 @@ def rates(out: Path, wanted: Sequence[float], count: int) -> list[dict[str, Any]
 
 
 def read_client(path: Path) -> list[dict[str, list[float]]]:
-    with open(path) as file:
-        return [
-            {
-                "ttft_ms": [1e3 * (float(line["first_s"]) - float(line["sent_s"]))],
-                "e2e_ms": [1e3 * (float(line["last_s"]) - float(line["sent_s"]))],
-                "itl_ms": list(map(float, line["gaps_ms"].split())),
-            }
-            for line in csv.DictReader(file)
-        ]
+    found = []
+    for row in read_rows(path, Columns(CLIENT_COLUMNS, ())):
+        sent_s, first_s, last_s = (float(row.fields[name]) for name in ("sent_s", "first_s", "last_s"))
+        gaps_ms = list(map(float, row.fields["gaps_ms"].split()))
+        found.append(
+            {"ttft_ms": [1e3 * (first_s - sent_s)], "e2e_ms": [1e3 * (last_s - sent_s)], "itl_ms": gaps_ms}
+        )
+    return found
 
 
 def read_log(path: Path) -> list[dict[str, list[float]]]:
     """The engine's latencies, and what HTTP adds: from a request's head to its arrival, and from a token to
     its sending."""
     found = []
-    with open(path / "requests.csv") as file:
-        for line in csv.DictReader(file):
-            times = list(map(int, line["token_ns"].split()))
-            arrival, received = int(line["arrival_ns"]), int(line["http_received_ns"])
-            first, finished = int(line["http_first_ns"]), int(line["http_finished_ns"])
-            found.append(
-                {
-                    "ttft_ms": [(times[0] - arrival) / 1e6],
-                    "e2e_ms": [(times[-1] - arrival) / 1e6],
-                    "itl_ms": [(b - a) / 1e6 for a, b in pairwise(times)],
-                    "http_ttft_ms": [(first - received - times[0] + arrival) / 1e6],
-                    "http_e2e_ms": [(finished - received - times[-1] + arrival) / 1e6],
-                }
-            )
+    for row, record, _ in read_requests(path / REQUESTS):
+        times, arrival_ns = record.token_ns, record.request.arrival_ns
+        received_ns, first_ns, finished_ns = map(row.whole, HTTP_COLUMNS)
+        found.append(
+            {
+                "ttft_ms": [(times[0] - arrival_ns) / 1e6],
+                "e2e_ms": [(times[-1] - arrival_ns) / 1e6],
+                "itl_ms": [(b - a) / 1e6 for a, b in pairwise(times)],
+                "http_ttft_ms": [(first_ns - received_ns - times[0] + arrival_ns) / 1e6],
+                "http_e2e_ms": [(finished_ns - received_ns - times[-1] + arrival_ns) / 1e6],
+            }
+        )
     return found
 
 
@@ -231,20 +233,17 @@ def decode_times(served: Path, plain: Path) -> dict[str, Any]:
     return answer
 
 
-def shapes(path: Path) -> dict[tuple[object, ...], list[tuple[int, int]]]:
+def shapes(path: Path) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """(device time, time since the end of the batch before) of decode batches after another one, in
     nanoseconds, by loops and rows."""
     found = defaultdict(list)
     before_ns: int | None = None
-    csv.field_size_limit(sys.maxsize)
-    with open(path / "batches.csv") as file:
-        for line in csv.DictReader(file):
-            started_ns, finished_ns = int(line["started_ns"]), int(line["finished_ns"])
-            is_decode = "PREFILL" not in line["ranges"]
-            if is_decode and before_ns is not None and line["stage"] == "RECURRENT":
-                key = (line["loop_count"], line["rows"])
-                found[key].append((finished_ns - started_ns, finished_ns - before_ns))
-            before_ns = finished_ns if is_decode else None
+    for batch in read_batches(path / BATCHES):
+        is_decode = "PREFILL" not in batch.ranges_text
+        if is_decode and before_ns is not None and batch.stage == "RECURRENT":
+            times = (batch.finished_ns - batch.started_ns, batch.finished_ns - before_ns)
+            found[batch.loop_count, batch.rows].append(times)
+        before_ns = batch.finished_ns if is_decode else None
     return dict(found)
 
 
