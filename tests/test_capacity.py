@@ -253,3 +253,30 @@ def test_burstiness_of_known_arrivals() -> None:
     bursts = Burstiness.of(sorted([at * 10**9 for at in range(1801)] + [5 * 10**9] * 600))
     assert (bursts.slowest, bursts.fastest) == (1.0, 3.0) and bursts.cv > 0.5
     assert "five-minute windows carry 1.00 to 3.00 requests/s" in str(bursts)
+
+
+def test_cards_needed_for_a_rate_that_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fewest replicas at which the objectives hold: not one fewer; and a fleet's own capacity."""
+    path, out = tmp_path / "one.yaml", tmp_path / "out"
+    workload = {**WORKLOAD, "arrival": {"process": "poisson", "rate": 2000}}
+    fleet = {"replicas": 1, "router": "least_loaded"}
+    path.write_text(yaml.safe_dump({**BASE, "workload": workload, "fleet": fleet}))
+    arguments = [
+        "capacity",
+        str(path),
+        "--axis",
+        "replicas",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--out",
+        str(out),
+    ]
+    assert main(arguments) == 0
+    assert "cards" in capsys.readouterr().out
+    best = load_config(out / "best.yaml")
+    assert best.fleet is not None and best.fleet.replicas > 1
+    fleet = {"replicas": best.fleet.replicas - 1, "router": "least_loaded"}
+    fewer = parse_config({**best.resolved, "fleet": fleet}, Path(), "test")
+    assert probe(best, None).holds and not probe(fewer, None).holds

@@ -20,6 +20,7 @@ from results.files import user_file
 from results.goodput import Goodput
 from results.identity import config_hash
 from results.window import Span
+from sim.fleet import FleetSimulation
 from sim.run import Simulation, inputs_sha256
 from workloads.workload import Workload
 
@@ -123,9 +124,8 @@ def _kept(path: Path) -> Probe | None:
 
 def _simulate(config: RunConfig, to_the_end: bool) -> Probe:
     assert config.slo is not None
-    simulation = Simulation.prepare(config)
-    workload = simulation.workload
-    judge = Judge(config.slo, measured_requests(workload, config.measure))
+    world = FleetSimulation.prepare(config) if config.fleet is not None else Simulation.prepare(config)
+    judge = Judge(config.slo, measured_requests(world.workload, config.measure))
     engines: list[Engine] = []
 
     def listener(at: int) -> Callable[[RequestRecord], None]:
@@ -136,11 +136,16 @@ def _simulate(config: RunConfig, to_the_end: bool) -> Probe:
 
         return ended
 
-    engines.append(simulation.engine(None, listener(0)))
     is_whole = True
     with CtrlC() as ctrl_c:
         try:
-            simulation.backend(engines[0], is_stopped=lambda: ctrl_c.is_pressed).run()
+            if isinstance(world, FleetSimulation):
+                parts = range(len(world.parts))
+                engines += world.engines([None] * len(parts), [listener(at) for at in parts])
+                world.run(engines, lambda: ctrl_c.is_pressed)
+            else:
+                engines.append(world.engine(None, listener(0)))
+                world.backend(engines[0], is_stopped=lambda: ctrl_c.is_pressed).run()
         except _CannotHold:
             is_whole = False
     return _outcome(judge, engines, is_whole)
