@@ -78,7 +78,7 @@ def snapshot(scheduler: Scheduler) -> list[object]:
         scheduler.rings.used_slots,
         scheduler.peak_hidden_rows,
     )
-    return [states, counts, scheduler.next_seq, scheduler._prompt_batches_since_decode]
+    return [states, counts, scheduler.next_seq, scheduler.prompt_batches_since_decode]
 
 
 START = pick(part(0, 0, 0, 4), part(1, 0, 0, 4))
