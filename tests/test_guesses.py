@@ -225,7 +225,8 @@ def test_a_trace_says_of_every_token_whether_it_is_guessed(tmp_path: Path) -> No
         (["speculation.acceptance=trace"], "acceptance: trace needs .*a column `guessed`"),
         (["speculation.mode=off"], "mode: off guesses nothing, expected no other key"),
         (["speculation.max_tokens=17"], "speculation.max_tokens: 17"),
-        (["speculation.acceptance=1.5"], "speculation.acceptance"),
+        (["speculation.acceptance=1.5"], "speculation.acceptance: 1.5, expected at most 1$"),
+        (["speculation.acceptance=[1, 2]"], "speculation.acceptance.1: 2, expected at most 1$"),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence(

@@ -1,6 +1,7 @@
 """Parts of the one sentence that a wrong input gets."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from pydantic import ValidationError
@@ -21,10 +22,20 @@ _WORDS = (
 )
 
 
+_ALTERNATIVE = re.compile(r"constrained-\w+|(function-[\w-]+|tuple|list|dict|literal|nullable)\[.*")
+"""What pydantic puts into a location for a member of a union, where nobody wrote a key."""
+_OTHER_KIND = re.compile(r"\w+_type|literal_error|none_required")
+"""Findings that say only that a value is of another kind than this member of a union."""
+
+
 def first_problem(error: ValidationError, section: str) -> str:
-    """The first of pydantic's findings as `section.key: value, what was expected`."""
-    problem = error.errors(include_url=False)[0]
-    key = ".".join([*filter(None, [section]), *(str(part)[:40] for part in problem["loc"])])
+    """The first of pydantic's findings as `section.key: value, what was expected`. Of a key that may be of
+    several kinds it is the finding about the kind that the value is of."""
+    found = error.errors(include_url=False)
+    same_key = [problem for problem in found if problem["loc"][:1] == found[0]["loc"][:1]]
+    problem = next((one for one in same_key if not _OTHER_KIND.fullmatch(one["type"])), found[0])
+    parts = [str(part) for part in problem["loc"] if not _ALTERNATIVE.fullmatch(str(part))]
+    key = ".".join([*filter(None, [section]), *(part[:40] for part in parts)])
     if problem["type"] in ("missing", "missing_argument"):
         return f"{key}: is missing, expected a value"
     return f"{key}: {shown(problem['input'])}, {expectation(problem['msg'])}"
