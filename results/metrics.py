@@ -21,6 +21,11 @@ Definitions (times in ns of the run's own clock; "finished" counts requests that
                                   they did not run
     select_us, prepare_us         host time of a batch: choosing it; packing and launching it
     limit_fraction                sum of physical limits / sum of device times; None without limits
+    speculation                   where tokens are guessed: rows that guessed and their share of device time;
+                                  guesses that were checked and the share of right ones, also by rank (how
+                                  far beyond what was certain); tokens_per_target_step: decoded tokens x T
+                                  over the loops of batches with decode rows of a request, summed over
+                                  requests, which is 1 without guesses
     slo                           objectives, who met them, and goodput: see `results.goodput`
     measured                      what a `measure` left out (`results.window`): then duration_s is the length
                                   of the span, latencies are of requests that arrived in it, throughputs of
@@ -39,6 +44,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +53,7 @@ from numpy.typing import NDArray
 
 from policies.core.engine.runlog import BatchTotals, RequestRecord, StageTotals
 from policies.core.engine.scheduler import Scheduler
+from policies.core.progress.guesses import GuessTotals
 from policies.core.seam.events import COMPONENTS
 from policies.core.seam.objectives import Objectives
 from policies.core.seam.request import Status
@@ -80,6 +88,7 @@ class Peaks:
     prefix_hit_rate: float | None = None
     prefix_resumed_blocks: int = 0
     evicted_blocks: int = 0
+    guesses: GuessTotals = field(default_factory=GuessTotals)
 
     @classmethod
     def of(cls, *schedulers: Scheduler) -> "Peaks":
@@ -98,6 +107,7 @@ class Peaks:
             ratio(reused, sum([item.prompt_groups for item in prefixes])),
             sum([item.resumed_groups for item in prefixes]) * planes,
             sum([item.blocks.num_evicted_groups for item in schedulers]) * planes,
+            reduce(add, [item.guesses for item in schedulers]),
         )
 
 
@@ -271,6 +281,8 @@ def summarize(
         "prepare_us": counted_distribution(totals.host_ns, 1e3),
         "notes": notes,
     }
+    if peaks.guesses.checks:
+        summary["speculation"] = guess_account(peaks)
     if goodput is not None:
         summary["slo"] = goodput.as_summary(duration_s)
     if not span.is_whole:
@@ -283,6 +295,21 @@ def summarize(
             raise ValueError(f"extra key {key!r} is already in the summary")
         summary[key] = value
     return summary
+
+
+def guess_account(peaks: Peaks) -> dict[str, Any]:
+    """What came of guesses."""
+    guesses, loops = peaks.guesses, len(peaks.tokens_by_loops) - 1
+    ranks = [rank for rank, checks in enumerate(guesses.checks) if checks]
+    return {
+        "drafts": guesses.drafts,
+        "draft_s": guesses.draft_ns / 1e9,
+        "checked": sum(guesses.checks),
+        "acceptance": ratio(sum(guesses.right), sum(guesses.checks)),
+        "checked_by_rank": {str(rank): guesses.checks[rank] for rank in ranks},
+        "acceptance_by_rank": {str(rank): guesses.right[rank] / guesses.checks[rank] for rank in ranks},
+        "tokens_per_target_step": ratio(loops * sum(peaks.tokens_by_loops), guesses.request_loops),
+    }
 
 
 def stage_account(stage: StageTotals) -> dict[str, Any]:

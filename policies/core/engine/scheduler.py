@@ -388,6 +388,9 @@ class Scheduler:
                 stands.append((item, state))
                 last_rows[item.request_id] = item.token_start
         guesses.request_loops += len(looping) * batch.loop_count
+        drafts = sum([item.stage is Stage.DRAFT for item in batch.ranges])
+        if drafts:
+            guesses.drafted(drafts, batch.rows, completion.finished_ns - completion.started_ns)
         for item, state in stands:
             tokens, position = state.tokens, item.token_start
             if state.is_ended or batch.seq <= state.surplus_until or tokens is None:
