@@ -132,7 +132,7 @@ def decode_limit(path: Path) -> float:
     limit_ns = tokens = 0
     for batch in read_batches(path / "batches.csv"):
         if ":PREFILL" not in batch.ranges_text:
-            limit_ns += int(batch.fields["limit_ns"])
+            limit_ns += int(batch.row.fields["limit_ns"])
             tokens += batch.ranges_text.count(":CODA:") + batch.ranges_text.count(":VERIFY:")
     return 1e9 * tokens / limit_ns if limit_ns else 0.0
 
