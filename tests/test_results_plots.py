@@ -7,9 +7,10 @@ import pytest
 from matplotlib.image import imread
 from results_runs import write_run
 
+from policies.config.runconfig import parse_config
 from policies.core.errors import InputError
 from policies.core.seam.request import Request
-from results.load import Run
+from results.load import Run, load_run
 from results.plots import (
     Window,
     plot_account,
@@ -23,6 +24,7 @@ from results.plots.account import IDLE, Share, account
 from results.plots.rows import bin_rows
 from results.plots.window import default_window, layout
 from results.tradeoff import Point, front, tradeoff_of
+from sim.run import simulate
 
 ONE_TOKEN = tuple(Request(at, 0, 24, 1) for at in range(3))
 
@@ -123,6 +125,36 @@ def test_boxes_are_as_many_as_ranges_times_loops_and_stay_in_their_lane(runs: li
         for box in boxes:
             if 0 <= box.depth < 4:
                 assert box.depth <= box.y and box.y + box.height <= box.depth + 1 + 1e-9
+
+
+def test_rows_on_a_refused_guess_are_struck_out_and_they_are_the_surplus_ones(tmp_path: Path) -> None:
+    """As many rows as the run counts as surplus, and each refused one's own boxes before it was known."""
+    config = parse_config(
+        {
+            "model": "ouro-tiny",
+            "policy": "wcpb",
+            "scheduler": {"max_num_seqs": 2, "max_num_batched_tokens": 64, "prefill_chunk_size": 16},
+            "speculation": {"mode": "loops", "draft_loops": 2, "max_tokens": 3, "acceptance": 0.5},
+            "workload": {"kind": "synthetic", "num_requests": 2, "prompt_tokens": 20, "output_tokens": 12},
+        },
+        tmp_path,
+        "test.yaml",
+    )
+    path, summary = simulate(config, tmp_path / "run", plots=False)
+    batches = list(load_run(path).batches())
+    (boxes,) = layout([batches], 4)
+    struck = [box for box in boxes if box.is_refused]
+    assert struck and not any(box.item.is_prompt for box in struck)
+    known = {(request_id, at): batch.seq for batch in batches for request_id, at in batch.refused}
+    assert {box.item.request_id for box in struck} == {request_id for request_id, _ in known}
+    late = [
+        (item.request_id, item.token_start)
+        for batch in batches
+        for item in batch.ranges()
+        if any(r == item.request_id and at < item.token_start and batch.after_seq < seq < batch.seq
+               for (r, at), seq in known.items())
+    ]  # fmt: skip
+    assert summary["surplus_rows"] >= len(late) > 0
 
 
 def test_prompt_boxes_share_one_scale_between_panels(runs: list[Run]) -> None:

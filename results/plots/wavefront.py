@@ -23,6 +23,7 @@ from results.plots.window import EMBED_LANE, Box, Window, default_window, lane_b
 WIDTH_INCHES = 13.0
 MAX_LEGEND = 12
 LABEL_POINTS, MIN_HATCH_POINTS = 7.0, 3.5
+STRUCK = "#dc2626"
 ROWS_STRIP = 0.75
 """Height, in lanes, of the strip above a panel that tells the rows of every invocation."""
 
@@ -63,7 +64,8 @@ def plot_wavefront(runs: Sequence[Run], path: Path, window: Window | None = None
             axes.set_title(_title(run, batches), fontsize=9.5)
         grid[-1].set_xlabel("time, ms")
         has_decode = any(not box.item.is_prompt for panel in boxes for box in panel)
-        _add_legend(figure, requests, colors, has_decode)
+        has_refused = any(box.is_refused for panel in boxes for box in panel)
+        _add_legend(figure, requests, colors, has_decode, has_refused)
         title = (
             f"{runs[0].workload}: which chunk runs at which depth   (box height: rows; grey lines: batches)"
         )
@@ -71,6 +73,7 @@ def plot_wavefront(runs: Sequence[Run], path: Path, window: Window | None = None
         figure.draw_without_rendering()
         for axes, run, batches, panel in zip(grid, runs, panels, boxes, strict=True):
             _draw_boxes(axes, panel, colors)
+            _strike_out(axes, panel)
             _label_boxes(axes, panel, colors, run.chunk_tokens, start_ns, end_ns)
             _draw_row_strip(axes, batches, num_loops, most_rows)
 
@@ -149,6 +152,16 @@ def _draw_boxes(axes: Axes, boxes: Sequence[Box], colors: dict[int, str]) -> Non
         axes.add_collection(collection, autolim=False)
 
 
+def _strike_out(axes: Axes, boxes: Sequence[Box]) -> None:
+    """A cross over what stood on a guess that turned out wrong."""
+    lines = []
+    for box in boxes:
+        if box.is_refused:
+            left_low, right_low, right_high, left_high = _corners(axes, box)
+            lines += [[left_low, right_high], [left_high, right_low]]
+    axes.add_collection(LineCollection(lines, colors=STRUCK, linewidths=1.1, zorder=5), autolim=False)
+
+
 def _corners(axes: Axes, box: Box) -> list[tuple[float, float]]:
     """The box in data coordinates, a pixel short of its time on either side, so that batch boundaries stay
     visible."""
@@ -219,7 +232,9 @@ def _draw_row_strip(axes: Axes, batches: Sequence[LoggedBatch], num_loops: int, 
     )
 
 
-def _add_legend(figure: Figure, requests: Sequence[int], colors: dict[int, str], has_decode: bool) -> None:
+def _add_legend(
+    figure: Figure, requests: Sequence[int], colors: dict[int, str], has_decode: bool, has_refused: bool
+) -> None:
     handles: list[Patch] = [
         Patch(fc=colors[request_id], label=f"request {request_id}") for request_id in requests[:MAX_LEGEND]
     ]
@@ -231,6 +246,8 @@ def _add_legend(figure: Figure, requests: Sequence[int], colors: dict[int, str],
         handles.append(
             Patch(fc="#4b5563", ec=INK, hatch="/////", label="dark: decode row, @57 at position 57")
         )
+    if has_refused:
+        handles.append(Patch(fc="none", ec=STRUCK, hatch="xx", label="crossed: on a guess that was refused"))
     columns = min(len(handles), 8)
     figure.legend(
         handles=handles,

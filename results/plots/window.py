@@ -151,7 +151,7 @@ def shared_window(runs: Sequence[Run], num_batches: int = WINDOW_BATCHES) -> Win
 
 class Box(NamedTuple):
     """One range at one depth: where it lies and what it says. `y` and `height` are in lanes, depth 0 from 0
-    to 1."""
+    to 1. `is_refused`: the row of a guess that turns out wrong within the panel."""
 
     start_ns: int
     end_ns: int
@@ -159,6 +159,7 @@ class Box(NamedTuple):
     height: float
     item: LoggedRange
     depth: int
+    is_refused: bool = False
 
 
 LM_HEAD = (Stage.CODA, Stage.VERIFY, Stage.DRAFT)
@@ -185,22 +186,26 @@ def layout(panels: Sequence[Sequence[LoggedBatch]], num_loops: int) -> list[list
     quarter of a lane high everywhere. Inside a lane prompts lie below decode rows, each by request.
     """
     cells = [_cells(batches, num_loops) for batches in panels]
-    deep = [items for panel in cells for _, _, number, items in panel if 0 <= number < num_loops]
+    deep = [items for panel in cells for _, _, number, items, _ in panel if 0 <= number < num_loops]
     most_decode = max((sum(not item.is_prompt for item in items) for items in deep), default=0)
     floor = min(MIN_DECODE_SHARE, MAX_DECODE_SHARE / max(most_decode, 1))
     most_rows = max((sum(item.token_count for item in items) for items in deep), default=1)
     fullest = max((sum(_share(item, most_rows, floor) for item in items) for items in deep), default=1.0)
     boxes = []
-    for panel in cells:
-        found = []
-        for start_ns, end_ns, number, items in panel:
+    for panel, batches in zip(cells, panels, strict=True):
+        found, refusals = [], _refusals(batches)
+        for start_ns, end_ns, number, items, after_seq in panel:
             bottom, height = lane_bounds(number, num_loops)
             is_deep = 0 <= number < num_loops
             shares = [
                 _share(item, most_rows, floor) / fullest if is_deep else 1 / len(items) for item in items
             ]
             for item, share in zip(items, shares, strict=True):
-                found.append(Box(start_ns, end_ns, bottom, share * height, item, number))
+                is_refused = not item.is_prompt and any(
+                    position < item.token_start and after_seq < seq
+                    for position, seq in refusals.get(item.request_id, ())
+                )
+                found.append(Box(start_ns, end_ns, bottom, share * height, item, number, is_refused))
                 bottom += share * height
         boxes.append(found)
     return boxes
@@ -210,9 +215,22 @@ def _num_boxes(batch: LoggedBatch) -> int:
     return max(batch.loop_count, 1) * (batch.ranges_text.count(" ") + 1)
 
 
-def _cells(batches: Sequence[LoggedBatch], num_loops: int) -> list[tuple[int, int, int, list[LoggedRange]]]:
-    """(start, end, lane, ranges from bottom to top) of every lane in every invocation."""
-    cells: list[tuple[int, int, int, list[LoggedRange]]] = []
+def _refusals(batches: Sequence[LoggedBatch]) -> dict[int, list[tuple[int, int]]]:
+    """By request (position, batch) of every guess that was refused: what the request runs beyond the
+    position, in batches formed before that one was collected, stands on the guess."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for batch in batches:
+        for request_id, position in batch.refused:
+            found.setdefault(request_id, []).append((position, batch.seq))
+    return found
+
+
+def _cells(
+    batches: Sequence[LoggedBatch], num_loops: int
+) -> list[tuple[int, int, int, list[LoggedRange], int]]:
+    """(start, end, lane, ranges from bottom to top, last batch collected before) of every lane in every
+    invocation."""
+    cells: list[tuple[int, int, int, list[LoggedRange], int]] = []
     for batch in batches:
         ranges = sorted(
             batch.ranges(), key=lambda item: (not item.is_prompt, item.request_id, item.token_start)
@@ -221,7 +239,9 @@ def _cells(batches: Sequence[LoggedBatch], num_loops: int) -> list[tuple[int, in
             lanes: dict[int, list[LoggedRange]] = {}
             for item in ranges:
                 lanes.setdefault(lane(item.stage, item.depth + part, num_loops), []).append(item)
-            cells.extend((start_ns, end_ns, number, lanes[number]) for number in sorted(lanes))
+            cells.extend(
+                (start_ns, end_ns, number, lanes[number], batch.after_seq) for number in sorted(lanes)
+            )
     return cells
 
 
