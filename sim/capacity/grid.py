@@ -63,7 +63,7 @@ def load_questions(
         key = json.dumps([config.resolved["workload"], config.seed], sort_keys=True, default=str)
         if key not in drawn:
             drawn[key] = _is_drawn(config)
-        workload = Simulation.prepare(config).workload
+        workload = Simulation.prepare(config.parts()[0]).workload
         measured_requests(workload, config.measure)
         axis_of(axis, config, workload)
         count = seeds or (SEEDS_OF_CHANCE if drawn[key] else 1)
