@@ -13,6 +13,7 @@ from typing import Any
 import simpy
 
 from policies.assembly import assemble
+from policies.config.ignored import ignored_apart
 from policies.config.runconfig import RunConfig
 from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import Lines, RequestRecord
@@ -74,7 +75,8 @@ class FleetSimulation:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the engines' summaries say, each sentence once."""
-        return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
+        own = [note for part in self.parts for note in part.notes]
+        return tuple(dict.fromkeys([*own, *ignored_apart(self.config)]))
 
     def engines(
         self,

@@ -266,6 +266,16 @@ def test_the_executor_names_what_it_does_not_use() -> None:
         assert note.startswith(f"{key} has no effect: ")
 
 
+def test_engines_apart_name_what_one_side_does_not_use(tmp_path: Path) -> None:
+    apart = "fleet={prefill: 1, decode: 1}"
+    given = [apart, PREFIXES, "cache.prefix_caching=true", "cache.allocation=incremental"]
+    _, notes = outcome(tmp_path, [*given, "cache.preemption=recompute"], "run")
+    named = [note.partition(" has")[0].partition(" have")[0] for note in notes if "engines that" in note]
+    assert named == ["cache.prefix_caching", "cache.allocation and cache.preemption"]
+    _, notes = outcome(tmp_path, [apart], "plain")
+    assert not any("engines that" in note for note in notes)
+
+
 PUBLISHED: dict[str, Any] = {
     "architectures": ["OuroForCausalLM"], "model_type": "ouro", "attention_dropout": 0.0, "bos_token_id": 1,
     "eos_token_id": 2, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 176,

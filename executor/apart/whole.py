@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from policies.config.ignored import ignored_apart
 from policies.config.runconfig import RunConfig
 from policies.core.seam.request import Request, Status
 from results.batchlog import read_batches
@@ -63,7 +64,7 @@ def write_whole(
         objectives=config.slo,
         span=span,
         num_devices=2,
-        notes=list(dict.fromkeys([*first["notes"], *second["notes"]])),
+        notes=list(dict.fromkeys([*first["notes"], *second["notes"], *ignored_apart(config)])),
     )
     sent_ns = {key: item.finished_ns for key, item in began.items() if item.status is Status.SENT}
     token_ns = {item.request.request_id: item.first_token_ns for item in directory.requests.records()}

@@ -26,6 +26,22 @@ def ignored_keys(config: RunConfig, world: Literal["sim", "executor"], has_prefi
     return tuple(found)
 
 
+def ignored_apart(config: RunConfig) -> tuple[str, ...]:
+    """Sentences for the notes of a fleet whose engines compute prompts or decode, as `RunConfig.parts` makes
+    them."""
+    if config.fleet is None or not config.fleet.decode:
+        return ()
+    found, cache = [], config.cache
+    if cache.prefix_caching:
+        found.append("cache.prefix_caching has no effect on engines that decode: they receive theirs")
+    if cache.allocation != "full":
+        found.append(
+            "cache.allocation and cache.preemption have no effect on engines that compute prompts: their "
+            "room is that of prompts alone, from the beginning"
+        )
+    return tuple(found)
+
+
 def _ignored(config: RunConfig, world: str, has_prefixes: bool) -> Iterator[tuple[str, str]]:
     cache, exits, sampling = config.cache, config.exit, config.sampling
     for key in ("watermark", "admit"):
