@@ -71,7 +71,7 @@ def rows_of(cells: Sequence[Sequence[Answer]]) -> list[Row]:
         mean = low = high = None
         if None not in values:
             mean = statistics.fmean(values)
-            if len(values) > 1:
+            if len(values) > 1 and not any(item["is_open"] for item in answers):
                 half = _t95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
                 low, high = mean - half, mean + half
         rows.append(

@@ -1,6 +1,7 @@
 """Capacity: the answer of a search is that of trying every rate; it is found again without searching; what it
 says runs."""
 
+import csv
 import os
 import signal
 import subprocess
@@ -280,3 +281,15 @@ def test_cards_needed_for_a_rate_that_stays(tmp_path: Path, capsys: pytest.Captu
     fleet = {"replicas": best.fleet.replicas - 1, "router": "least_loaded"}
     fewer = parse_config({**best.resolved, "fleet": fleet}, Path(), "test")
     assert probe(best, None).holds and not probe(fewer, None).holds
+
+
+def test_where_objectives_hold_at_any_rate_no_file_says_that_the_last_one_tried_is_the_most(
+    tmp_path: Path,
+) -> None:
+    path, out = tmp_path / "one.yaml", tmp_path / "out"
+    workload = {**WORKLOAD, "num_requests": 3}
+    path.write_text(yaml.safe_dump({**BASE, "workload": workload, "slo": {"ttft_ms": 1e6}}))
+    assert main(["capacity", str(path), "--seeds", "2", "--jobs", "1", "--out", str(out)]) == 0
+    assert " or more, " in (out / "best.yaml").read_text().splitlines()[0]
+    (row,) = csv.DictReader((out / "capacity.csv").open())
+    assert row["capacity"] and (row["low"], row["high"]) == ("", "")

@@ -100,6 +100,7 @@ def _best_config(question: Question, best: Row) -> RunConfig:
 def _best_text(config: RunConfig, best: Row) -> str:
     answer = best.answers[0]
     held = f"{best.value:.4g} requests/s" if answer["axis"] == "rate" else f"{best.value:g} replicas"
+    held += " or more, which only more requests can tell," if best.is_open else ""
     return (
         f"# {held} keep {objectives(answer['slo'])},\n"
         f"# says a simulation on {answer['device']}. `python -m sim run` and `python -m executor run` take "
