@@ -12,6 +12,7 @@ from policies.config.hf_config import EXPECTED, READ, WITHOUT_EFFECT, read_hf_co
 from policies.config.ignored import ignored_keys
 from policies.config.overrides import apply_overrides
 from policies.config.runconfig import SECTIONS, SamplingSettings, parse_config
+from policies.config.sections import adapter_of
 from policies.core.errors import InputError
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.guesses import SpeculationSettings
@@ -316,3 +317,8 @@ def test_a_key_of_a_hugging_face_config_changes_the_shape_or_is_refused_or_is_na
 def test_the_walk_leaves_no_key_of_a_hugging_face_config_out() -> None:
     assert {*READ, *EXPECTED} - HF_CHANGES.keys() == set()
     assert PUBLISHED.keys() - HF_CHANGES.keys() <= WITHOUT_EFFECT
+
+
+def test_a_section_s_reader_is_made_once() -> None:
+    """While pydantic builds one a Ctrl-C is lost."""
+    assert adapter_of(SchedulerSettings) is adapter_of(SchedulerSettings)

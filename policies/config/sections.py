@@ -13,6 +13,18 @@ from policies.process.sentences import first_problem, nearest, shown
 T = TypeVar("T")
 
 
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+"""Made once: pydantic loses a Ctrl-C that comes while it builds a validator, or takes it for a fault of the
+schema."""
+
+
+def adapter_of(kind: type[T]) -> TypeAdapter[T]:
+    """What reads a `kind` and checks it."""
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
 def parse_section(kind: type[T], raw: object, where: str, section: str) -> T:
     """An instance of the dataclass `kind` from a mapping; unknown keys, wrong types, numbers out of range and
     NaN are refused."""
@@ -22,7 +34,7 @@ def parse_section(kind: type[T], raw: object, where: str, section: str) -> T:
         raise InputError(f"{where}: {section}: {shown(raw)}, expected a mapping")
     check_keys(raw, [item.name for item in dataclasses.fields(kind)], where, section)  # type: ignore[arg-type]
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(dict(raw)), strict=True)
+        return adapter_of(kind).validate_json(json.dumps(dict(raw)), strict=True)
     except ValidationError as error:
         raise InputError(f"{where}: {first_problem(error, section)}") from None
     except (TypeError, ValueError, RecursionError):
