@@ -25,9 +25,9 @@ from policies.routing.door import Door
 from results.files import GrowingFile
 from results.fleet import Replica, write_fleet
 from results.identity import RunIdentity
-from results.rundir import BATCHES, REPLICAS, REQUESTS, RunDirectory
+from results.rundir import REPLICAS, RunDirectory
 from sim.link import Transfers
-from sim.run import Logs, Simulation, inputs_sha256, run_to_end
+from sim.run import NOT_KEPT, Logs, Simulation, inputs_sha256, run_to_end
 from workloads.workload import Workload
 
 Ended = Callable[[RequestRecord], object]
@@ -204,7 +204,7 @@ def simulate_fleet(
             extra=inputs,
             broken=broken,
         )
-    for name in {"batches": (), "requests": (BATCHES,), "none": (BATCHES, REQUESTS)}[log]:
+    for name in NOT_KEPT[log]:
         for item in (whole, *[item.directory for item in replicas]):
             (item.path / name).unlink(missing_ok=True)
     return whole.path, summary

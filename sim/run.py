@@ -37,6 +37,8 @@ from workloads.spec import parse_workload
 from workloads.workload import Workload, load_workload
 
 Logs = Literal["none", "requests", "batches"]
+NOT_KEPT: dict[Logs, tuple[str, ...]] = {"batches": (), "requests": (BATCHES,), "none": (BATCHES, REQUESTS)}
+"""Logs that are written and then thrown away, by what is to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ def simulate(
             extra=inputs,
             broken=broken,
         )
-    for name in {"batches": (), "requests": (BATCHES,), "none": (BATCHES, REQUESTS)}[log]:
+    for name in NOT_KEPT[log]:
         (directory.path / name).unlink()
     return directory.path, summary
 

@@ -186,7 +186,7 @@ def test_the_command_answers_and_its_config_runs_in_both_worlds(
     best = load_config(out / "best.yaml")
     summary = simulate(best, tmp_path / "sim", plots=False)[1]
     assert summary["num_finished"] == 12 and summary["slo"]["ttft_ms"] == 6.0
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="the executor needs torch")
     from executor.cli import main as execute
 
     assert execute(["run", str(out / "best.yaml"), "--device", "cpu", "--out", str(tmp_path / "real")]) == 0

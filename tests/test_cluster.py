@@ -16,7 +16,7 @@ import yaml
 
 from sim.cli import main
 
-pytest.importorskip("distributed")
+pytest.importorskip("distributed", reason="needs the extra cluster")
 ROOT = Path(__file__).parent.parent
 BASE: dict[str, Any] = {
     "model": "ouro-tiny", "device": "h200",

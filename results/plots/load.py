@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from numpy.typing import NDArray
 
 from policies.core.errors import InputError
 from results.identity import policy_order
@@ -48,17 +51,19 @@ def plot_load(runs: Sequence[Run], path: Path) -> None:
             for axes, column in zip(row, columns, strict=True):
                 _draw_load(axes, load, column, styles)
             row[0].set_title(load.name)
-        handles = {
-            text: line
-            for axes in grid.flat
-            for line, text in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        ordered = sorted(handles, key=policy_order)
-        figure.legend(
-            [handles[text] for text in ordered], ordered, loc="outside lower left", ncols=len(ordered) or 1
-        )
+        _add_legend(figure, grid)
         title = "Latency against the offered rate; hollow marks missed their objective"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
+
+
+def _add_legend(figure: Figure, grid: NDArray[Any], most_columns: int | None = None) -> None:
+    """One for all panels below them, each series once, in the policies' order."""
+    handles = {
+        text: line for axes in grid.flat for line, text in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    ordered = sorted(handles, key=policy_order)
+    columns = min(len(ordered), most_columns or len(ordered)) or 1
+    figure.legend([handles[text] for text in ordered], ordered, loc="outside lower left", ncols=columns)
 
 
 def _draw_load(
@@ -157,18 +162,7 @@ def plot_goodput(runs: Sequence[Run], path: Path) -> None:
         figure.draw_without_rendering()
         for axes, points in panels:
             label_chunks(axes, points, styles)
-        handles = {
-            text: line
-            for axes in grid.flat
-            for line, text in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        ordered = sorted(handles, key=policy_order)
-        figure.legend(
-            [handles[text] for text in ordered],
-            ordered,
-            loc="outside lower left",
-            ncols=min(len(ordered), 4) or 1,
-        )
+        _add_legend(figure, grid, most_columns=4)
         title = "Tail of the gaps against goodput; hollow marks missed their objective"
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11.5)
 
