@@ -118,7 +118,8 @@ class Programs:
         )
         self._buckets: dict[int, Bucket] = {}
         self._graphs: dict[ProgramKey, torch.cuda.CUDAGraph] = {}
-        self._use_graphs = use_graphs
+        self.use_graphs = use_graphs
+        """May be taken back where eager launches are to be timed."""
         self._after_loop = after_loop
         self.eager_uses = EAGER_USES
         """Set to 0 where only graphs are to be timed."""
@@ -166,7 +167,7 @@ class Programs:
 
     def _graph_of(self, key: ProgramKey) -> torch.cuda.CUDAGraph | None:
         """The graph to replay for `key`, captured when it has earned it; None when it must run eagerly."""
-        if not self._use_graphs:
+        if not self.use_graphs:
             return None
         graph = self._graphs.get(key)
         if graph is not None:
@@ -309,9 +310,9 @@ class Programs:
                     for is_drawn in sorted({False, is_random})
                 ]
             for key in dict.fromkeys(keys):
-                if self._use_graphs and key not in self._graphs:
+                if self.use_graphs and key not in self._graphs:
                     self._try_capture(key)
-                elif not self._use_graphs:
+                elif not self.use_graphs:
                     bucket.meta.buffer.copy_(self._no_rows(bucket))
                     self._body(key, bucket)
 

@@ -200,6 +200,34 @@ def test_attention_by_triton_keeps_its_tiles_and_the_products_of_few_rows(
     assert (ours.tile_classes, ours.tall_margin) == (tall_attention.TILE_CLASSES, tall_attention.TALL_MARGIN)
 
 
+@dataclasses.dataclass
+class FewRows:
+    """Stands in for `Attention`: what serves taller tiles."""
+
+    base: object
+
+
+@pytest.mark.parametrize("found", [[], ["attention of ((0, 128),) in tiles of 128, 1 slots"]])
+def test_tall_tiles_run_by_cuda_where_auto_takes_them_and_their_bits_hold(
+    empty_cache: Path, monkeypatch, found: list[str]
+) -> None:
+    """Elsewhere Triton has them, the packer its heights and cuts, and the summary the reason."""
+    Card(monkeypatch)
+    monkeypatch.setattr(select, "AUTO_TAKES_TALL", True)
+    monkeypatch.setattr(select.Attention, "load", classmethod(lambda cls, base, module: FewRows(base)))
+    monkeypatch.setattr(select, "differing_tall", lambda *_: found)
+    ops, base = chosen(), torch_ops()
+    assert ops.linear is _unused
+    assert ops.attention.base is (base.attention if found else _unused)
+    taken = (base.tile_classes, base.tall_margin), (tall_attention.TILE_CLASSES, tall_attention.TALL_MARGIN)
+    assert (ops.tile_classes, ops.tall_margin) == taken[not found]
+    assert ("ranges over 32 rows" in ops.kernels) is (not found)
+    assert ("bits differ in attention of" in ops.kernels) is bool(found)
+    if found:
+        with pytest.raises(InputError, match=r"attention: cuda cannot be had: .*bits differ in attention of"):
+            chosen(attention="cuda")
+
+
 def test_attention_by_cuda_that_cannot_be_had_is_refused_in_one_sentence(
     empty_cache: Path, monkeypatch
 ) -> None:

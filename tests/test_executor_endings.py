@@ -105,7 +105,7 @@ def test_a_program_without_memory_for_its_graph_runs_eagerly_and_the_summary_say
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
     monkeypatch.setattr(Programs, "_capture", short)
-    monkeypatch.setattr(session.programs, "_use_graphs", True)
+    monkeypatch.setattr(session.programs, "use_graphs", True)
     done = run_on(session, tmp_path / "run")
     assert done.against(expected).is_identical
     assert done.summary["status"] == "complete"
@@ -138,7 +138,7 @@ def test_a_program_that_was_not_warmed_up_runs_eagerly_until_its_graph_pays(
 
     replayed: Counter[ProgramKey] = Counter()
     monkeypatch.setattr(Programs, "_capture", capture)
-    monkeypatch.setattr(programs, "_use_graphs", True)
+    monkeypatch.setattr(programs, "use_graphs", True)
     done = run_on(session, tmp_path / "run")
     assert done.against(expected).is_identical
     uses = programs._times_run

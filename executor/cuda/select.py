@@ -4,6 +4,7 @@ A card that was never seen with this source is checked once, and its verdict is 
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,17 +25,20 @@ from policies.core.errors import InputError
 from policies.core.models.shape import BF16_BYTES, ModelShape
 
 CAPABILITY = (9, 0)
+AUTO_TAKES_TALL = False
+"""Whether `attention: auto` runs tall tiles by CUDA where the bits hold: a shipped latency model is of the
+kernels that this chooses on its card."""
 
 
 def with_cuda(base: Ops, shape: ModelShape, device: torch.device, attention: str = "auto") -> Ops:
     """`base` with what few rows run replaced; as it is, but for the sentence in `kernels`, where the CUDA
     kernels cannot run or do not keep the bits.
 
-    `attention` is `triton` for all of it by Triton, `auto` for CUDA where a batch has few rows (the kernels
-    of the shipped latency models), `cuda` for CUDA in tall tiles, too. Raises `InputError` where it is to be
-    `cuda` and cannot."""
+    `attention` is `triton` for all of it by Triton, `cuda` for CUDA where a batch has few rows and in tall
+    tiles, `auto` for the same as far as AUTO_TAKES_TALL and the bits allow. Raises `InputError` where it is
+    to be `cuda` and cannot."""
     ops = _with_cuda(base, shape, device, attention)
-    if attention == "cuda" and ops.attention is base.attention:
+    if attention == "cuda" and ops.tile_classes != TILE_CLASSES:
         raise InputError(f"attention: cuda cannot be had: {ops.kernels}")
     return ops
 
@@ -51,25 +55,35 @@ def _with_cuda(base: Ops, shape: ModelShape, device: torch.device, attention: st
         norms = ResidualNorms(_module(NORMS_SOURCE, compiler))
         products = Products(plans, _module(source_of(plans), compiler))
         tall = TallAttention.load(base.attention, _module(TALL_SOURCE, compiler))
-        few = Attention.load(tall if attention == "cuda" else base.attention, _module(SOURCE, compiler))
-        key = cache.key_of(
-            source_of(plans), SOURCE, TALL_SOURCE, NORMS_SOURCE, *OPTIONS, compiler,
-            torch.cuda.get_device_name(device), torch.__version__, triton_version(),
-        )  # fmt: skip
+        takes_tall = attention == "cuda" or (attention == "auto" and AUTO_TAKES_TALL)
+        few = Attention.load(tall if takes_tall else base.attention, _module(SOURCE, compiler))
+        here = (*OPTIONS, compiler, torch.cuda.get_device_name(device), torch.__version__, triton_version())
 
-        def check() -> bytes:
-            found = differing(products, plans, shape)
-            found += differing_attention(few, shape) + differing_tall(tall, shape)
-            found += differing_norms(norms, shape)
-            torch.cuda.empty_cache()
-            return ", ".join(found).encode()
+        def verdict_on(sources: Sequence[str], differences: Callable[[], list[str]]) -> str:
+            def check() -> bytes:
+                found = ", ".join(differences()).encode()
+                torch.cuda.empty_cache()
+                return found
 
-        verdict = cache.cached(key, check)
+            return cache.cached(cache.key_of(*sources, *here), check).decode()
+
+        verdict = verdict_on(
+            (source_of(plans), SOURCE, NORMS_SOURCE),
+            lambda: [
+                *differing(products, plans, shape),
+                *differing_attention(few, shape),
+                *differing_norms(norms, shape),
+            ],
+        )
+        of_tall = verdict_on((TALL_SOURCE,), lambda: differing_tall(tall, shape)) if takes_tall else ""
     except KernelError as error:
         return _without(base, str(error))
     if verdict:
-        return _without(base, f"bits differ in {verdict.decode()}")
+        return _without(base, f"bits differ in {verdict}")
     rest = f"{base.kernels} for the rest"
+    if of_tall:
+        rest = f"{rest} (tall tiles too: bits differ in {of_tall})"
+        few = dataclasses.replace(few, base=base.attention)
     ops = dataclasses.replace(
         base,
         linear=products.linear,
@@ -81,7 +95,7 @@ def _with_cuda(base: Ops, shape: ModelShape, device: torch.device, attention: st
     if attention == "triton":
         return ops
     kernels = f"CUDA C++ (NVRTC {compiler}) up to {SERVED_ROWS} rows"
-    if attention == "auto":
+    if of_tall or not takes_tall:
         return dataclasses.replace(ops, attention=few, kernels=f"{kernels}, {rest}")
     return dataclasses.replace(
         ops,

@@ -2,8 +2,9 @@
 // labour.
 //
 // A block takes one head of one item at a time. Four warps ask the copy engine for queries, keys and values;
-// two warpgroups, the sides, of 64 query rows each multiply and make weights. The tensor cores work for one while
-// the other makes exponentials, and scores of the next tile are asked for before the values of this are summed.
+// two warpgroups, the sides, of 64 query rows each multiply and make weights. The tensor cores work for one
+// while the other makes exponentials, and scores of the next tile are asked for before the values of this are
+// summed, in the next split as well.
 //
 // A tile's keys and values lie in shared memory as the copy engine permutes them: lines of 128 bytes, half of a
 // head's columns each. Keys: [half][64 keys]; values: [group of 16 keys][half][16 keys].
@@ -103,13 +104,13 @@ __device__ __forceinline__ void await_products() {
 
 // scores [64, 64] (+)= q [64, 16] k [64, 16]^T
 template <bool IS_FIRST>
-__device__ __forceinline__ void multiply_scores(float (&c)[32], u64 q, u64 k) {
+__device__ __forceinline__ void multiply_scores(float (&c)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 k) {
     asm volatile(
         "{\n\twgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
-        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, %34, 1, 1, 0, 0;\n\t}"
+        "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, %37, 1, 1, 0;\n\t}"
         : FLOATS_32(c, 0)
-        : "l"(q), "l"(k), "n"(IS_FIRST ? 0 : 1));
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(k), "n"(IS_FIRST ? 0 : 1));
 }
 
 // values [64, 128] += weights [64, 16] v [16, 128]
@@ -124,18 +125,28 @@ __device__ __forceinline__ void multiply_values(float (&c)[64], u32 a0, u32 a1, 
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(v));
 }
 
-__device__ __forceinline__ void ask_scores(float (&scores)[32], u32 q, u32 k) {
-    u64 left = matrix_at(q, 16, 1024), right = matrix_at(k, 16, 1024);
-    begin_products();
-    multiply_scores<true>(scores, left, right);
+// A warp's 16 rows of the queries, as the tensor cores take them from registers: out of shared memory, they and
+// the keys would need all of its bandwidth.
+typedef u32 Query[HEAD_DIM / 16][4];
+
+__device__ __forceinline__ void load_query(Query& q, u32 rows) {
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32 % SIDE_WARPS * 16 + lane % 16;
 #pragma unroll
-    for (int i = 1; i < HEAD_DIM / 16; ++i) {
-        int step = i % 4 * 2 + i / 4 * (HALF_BYTES >> 4);
-        multiply_scores<false>(scores, left + step, right + step);
-    }
-    commit_products();
+    for (int i = 0; i < HEAD_DIM / 16; ++i)
+        load_matrices(q[i], rows + i / 4 * (SIDE_ROWS * 128) + row * 128 +
+                                ((i % 4 * 2 + lane / 16) ^ row % 8) * 16);
 }
 
+__device__ __forceinline__ void ask_scores(float (&scores)[32], const Query& q, u32 k) {
+    u64 right = matrix_at(k, 16, 1024);
+    begin_products();
+    multiply_scores<true>(scores, q[0][0], q[0][1], q[0][2], q[0][3], right);
+#pragma unroll
+    for (int i = 1; i < HEAD_DIM / 16; ++i)
+        multiply_scores<false>(scores, q[i][0], q[i][1], q[i][2], q[i][3],
+                               right + (i % 4 * 2 + i / 4 * (HALF_BYTES >> 4)));
+    commit_products();
+}
 __device__ __forceinline__ void ask_values(float (&values)[64], const u32 (&weights)[16], u32 v) {
     u64 right = matrix_at(v, GROUP_BYTES / 2, 1024);
     begin_products();
@@ -263,6 +274,16 @@ struct Side {
     const Attention& a;
     int side;
     Place k, v;
+    bool is_paired;  // the other side has rows, too
+
+    // Sides take turns to ask for products, so that one makes weights while the tensor cores work for the
+    // other. Every tile has one turn of each side.
+    __device__ __forceinline__ void begin_turn() {
+        if (is_paired) asm volatile("bar.sync %0, 256;" ::"r"(side + 3) : "memory");
+    }
+    __device__ __forceinline__ void end_turn() {
+        if (is_paired) asm volatile("bar.arrive %0, 256;" ::"r"(4 - side) : "memory");
+    }
 
     // Of a side without rows: what it is brought goes back at once.
     __device__ __forceinline__ void pass(const Unit& unit) {
@@ -278,7 +299,7 @@ struct Side {
         }
     }
 
-    __device__ __forceinline__ void ask_next_scores(float (&scores)[32], u32 q) {
+    __device__ __forceinline__ void ask_next_scores(float (&scores)[32], const Query& q) {
         await(shared_address(&shared.k_full[k.stage]), k.parity);
         ask_scores(scores, q, shared_address(shared.k[k.stage]));
     }
@@ -288,40 +309,6 @@ struct Side {
         await(shared_address(&shared.v_full[v.stage]), v.parity);
         if (num_keys < TILE) clear_tail(shared.v[v.stage], num_keys, side);
         ask_values(values, weights, shared_address(shared.v[v.stage]));
-    }
-
-    // Tiles [first, end) of one split, all open or all masked.
-    template <bool IS_OPEN>
-    __device__ __forceinline__ void walk(float (&values)[64], Softmax& split, int first, int end, int row,
-                                         int key_limit, u32 q) {
-        if (first >= end) return;
-        float scores[32], factors[2];
-        u32 weights[16];
-        ask_next_scores(scores, q);
-        await_products<0>();
-        arrive_warp(shared.k_empty[k.stage]);
-        k.advance();
-        weigh<IS_OPEN>(scores, factors, split, first * TILE, row, a.scale);
-        scale_values(values, factors);
-        pack_weights(weights, scores);
-        for (int tile = first + 1; tile < end; ++tile) {
-            ask_next_scores(scores, q);
-            ask_next_values(values, weights, TILE);
-            await_products<1>();
-            arrive_warp(shared.k_empty[k.stage]);
-            k.advance();
-            u32 bits = weigh<IS_OPEN>(scores, factors, split, tile * TILE, row, a.scale);
-            stay_behind(bits, shared_address(shared.unused));
-            await_products<0>();
-            arrive_warp(shared.v_empty[v.stage]);
-            v.advance();
-            scale_values(values, factors);
-            pack_weights(weights, scores);
-        }
-        ask_next_values(values, weights, IS_OPEN ? TILE : key_limit - (end - 1) * TILE);
-        await_products<0>();
-        arrive_warp(shared.v_empty[v.stage]);
-        v.advance();
     }
 
     __device__ __forceinline__ void store(const Unit& unit, const Softmax& total, const float (&sums)[64]) {
@@ -358,26 +345,64 @@ struct Side {
         }
     }
 
-    __device__ __forceinline__ void attend(const Unit& unit, u32 q) {
+    // Makes weights of the scores of `tile`, which have come.
+    __device__ __forceinline__ u32 weigh_next(float (&scores)[32], float (&factors)[2], Softmax& split,
+                                              int tile, int end_open, int row) {
+        arrive_warp(shared.k_empty[k.stage]);
+        k.advance();
+        return tile < end_open ? weigh<true>(scores, factors, split, tile * TILE, row, a.scale)
+                               : weigh<false>(scores, factors, split, tile * TILE, row, a.scale);
+    }
+
+    // One walk over all tiles of a unit, whatever splits they belong to.
+    __device__ __forceinline__ void attend(const Unit& unit, const Query& q) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % SIDE_WARPS;
         int first_position = unit.position + side * SIDE_ROWS;
         int row = first_position + warp * 16 + lane / 4;
         int end_open = (first_position + 1) / TILE;
-        float sums[64], values[64];
+        float sums[64], values[64], scores[32], factors[2];
+        u32 weights[16];
         Softmax total, split;
         total.maximum[0] = total.maximum[1] = NONE, total.sum[0] = total.sum[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
-        for (int begin = unit.first_tile; begin < unit.end_tile; begin += SPLIT_TILES) {
-            int end = min(begin + SPLIT_TILES, unit.end_tile);
-            int middle = max(begin, min(end, end_open));
-            split.maximum[0] = split.maximum[1] = NONE, split.sum[0] = split.sum[1] = 0.0f;
+        split = total;
 #pragma unroll
-            for (int i = 0; i < 64; ++i) values[i] = 0.0f;
-            walk<true>(values, split, begin, middle, row, unit.key_limit(), q);
-            walk<false>(values, split, middle, end, row, unit.key_limit(), q);
-            fold(total, sums, split, values, a.scale);
+        for (int i = 0; i < 64; ++i) values[i] = 0.0f;
+        begin_turn();
+        ask_next_scores(scores, q);
+        end_turn();
+        await_products<0>();
+        weigh_next(scores, factors, split, unit.first_tile, end_open, row);
+        pack_weights(weights, scores);
+        for (int tile = unit.first_tile + 1; tile < unit.end_tile; ++tile) {
+            bool is_next_split = tile % SPLIT_TILES == 0;
+            Softmax last = split;
+            if (is_next_split) split.maximum[0] = split.maximum[1] = NONE, split.sum[0] = split.sum[1] = 0.0f;
+            begin_turn();
+            ask_next_scores(scores, q);
+            ask_next_values(values, weights, TILE);
+            end_turn();
+            await_products<1>();
+            u32 bits = weigh_next(scores, factors, split, tile, end_open, row);
+            stay_behind(bits, shared_address(shared.unused));
+            await_products<0>();
+            arrive_warp(shared.v_empty[v.stage]);
+            v.advance();
+            if (is_next_split) {
+                fold(total, sums, last, values, a.scale);
+#pragma unroll
+                for (int i = 0; i < 64; ++i) values[i] = 0.0f;
+            } else {
+                scale_values(values, factors);
+            }
+            pack_weights(weights, scores);
         }
+        ask_next_values(values, weights, unit.key_limit() - (unit.end_tile - 1) * TILE);
+        await_products<0>();
+        arrive_warp(shared.v_empty[v.stage]);
+        v.advance();
+        fold(total, sums, split, values, a.scale);
         store(unit, total, sums);
     }
 
@@ -388,10 +413,13 @@ struct Side {
             if (!unit.read(a, num_units)) continue;
             u32 slot = turn % Q_SLOTS;
             await(shared_address(&shared.q_full[slot]), turn / Q_SLOTS % 2);
-            if (unit.num_rows > side * SIDE_ROWS) attend(unit, shared_address(shared.q[slot][side]));
-            else pass(unit);
+            is_paired = unit.num_rows > SIDE_ROWS;
+            Query q;
+            load_query(q, shared_address(shared.q[slot][side]));
             __syncwarp();
             arrive_warp(shared.q_empty[slot]);
+            if (unit.num_rows > side * SIDE_ROWS) attend(unit, q);
+            else pass(unit);
             ++turn;
         }
     }
@@ -472,14 +500,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         publish_barriers();
     }
     __syncthreads();
-    int num_units = *a.num_items * a.num_heads, side = threadIdx.x / 128;
+    // Shuffled, so that the compiler knows that a warp agrees: descriptors are made by its scalar unit then.
+    int num_units = *a.num_items * a.num_heads, side = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (side == SIDES) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         if (threadIdx.x % 32) return;
         wait_for_inputs();
         Loader{shared, a, static_cast<int>(threadIdx.x) / 32 % GROUPS}.run(num_units);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        Side{shared, a, side, {0, 0}, {0, 0}}.run(num_units);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        Side one{shared, a, side, {0, 0}, {0, 0}, true};
+        if (side == 1) one.end_turn();  // the first turn is the other's
+        one.run(num_units);
     }
 }

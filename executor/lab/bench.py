@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from executor.lab.profiling.cases import Case, decode_case, prompt_case, wavefront_case
+from executor.lab.profiling.cases import Case, decode_case, mixed_case, prompt_case, wavefront_case
 from executor.lab.profiling.measure import Measurement, Repeats
 from executor.session import Session
 from policies.core.errors import InputError
@@ -26,6 +26,7 @@ STANDARD_CASES = (
     decode_case(8, 1024),
     decode_case(8, 1024, NUM_LOOPS),
     decode_case(8, 8192),
+    decode_case(16, 512),
     wavefront_case(4, 16, 1024, NUM_LOOPS),
     wavefront_case(4, 16, 4096, NUM_LOOPS),
     wavefront_case(1, 16, 1024, NUM_LOOPS),
@@ -34,7 +35,21 @@ STANDARD_CASES = (
     prompt_case(8, 128, 1024),
     prompt_case(1, 1024, 1024),
     wavefront_case(2, 128, 4096, NUM_LOOPS),
+    decode_case(60, 1200),
+    mixed_case(60, 1200, 64, 1200),
+    mixed_case(60, 1200, 65, 1200),
 )
+AIMS = {
+    "1 decode rows at 512": 1.55,
+    "8 decode rows at 1024": 1.35,
+    "16 decode rows at 512": 1.38,
+    "1 x 4 x 16 wavefront rows at 1024": 1.7,
+    "4 x 4 x 16 wavefront rows at 1024": 1.4,
+    "4 x 128 prompt rows to 4096": 1.5,
+    "2 x 4 x 128 wavefront rows at 4096": 1.3,
+    "1 x 1024 prompt rows to 1024": 1.35,
+}
+"""What these kernels are meant to reach on an H200, in multiples of the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +87,10 @@ def time_cases(session: Session, cases: Sequence[Case]) -> list[Timing]:
 
 
 def print_timings(timings: Sequence[Timing]) -> None:
-    table = Table("batch", "rows", "median ms", "p10", "p90", "limit ms", "x limit")
+    table = Table("batch", "rows", "median ms", "p10", "p90", "limit ms", "x limit", "aim")
     for item in timings:
         figures = (item.median_ms, item.low_ms, item.high_ms, item.limit_ms, item.median_ms / item.limit_ms)
-        table.add_row(item.name, str(item.rows), *(f"{value:.3f}" for value in figures))
+        aim = AIMS.get(item.name)
+        shown = "" if aim is None else f"{aim:.2f}"
+        table.add_row(item.name, str(item.rows), *(f"{value:.3f}" for value in figures), shown)
     Console(width=120).print(table)

@@ -20,7 +20,7 @@ from rich.table import Table
 from executor.lab.peer import EagerLoop
 from executor.prompts import prompt_ids
 from executor.run import execute
-from executor.session import Session
+from executor.session import PlannedRun, Session
 from policies.config.runconfig import RunConfig, parse_config
 from policies.core.seam.request import Request
 
@@ -45,9 +45,9 @@ class Row:
         return theirs / ours if self.unit == "ms/token" else ours / theirs
 
 
-def configs(model: str) -> list[RunConfig]:
+def configs(model: str, settings: dict[str, Any] | None = None) -> list[RunConfig]:
     """Decode at batch 1 and 8, then prefill whole (as large as the budget allows), in chunks of 16, and of
-    128."""
+    128; `settings` are further keys of all."""
 
     def config(policy: str, chunk: int | None, workload: dict[str, Any]) -> RunConfig:
         scheduler = {
@@ -56,7 +56,10 @@ def configs(model: str) -> list[RunConfig]:
             "prefill_chunk_size": chunk,
             "inflight": 4,
         }
-        raw = {"model": model, "policy": policy, "scheduler": scheduler, "workload": workload, "seed": 0}
+        raw = {
+            "model": model, "policy": policy, "scheduler": scheduler, "workload": workload, "seed": 0,
+            **(settings or {}),
+        }  # fmt: skip
         return parse_config(raw, Path("."), "peer bench")
 
     def decode(batch: int) -> dict[str, Any]:
@@ -75,15 +78,20 @@ def configs(model: str) -> list[RunConfig]:
 def peer_bench(model: str, out: Path) -> list[Row]:
     """Run every case on both sides, `REPEATS` times each. Needs CUDA."""
     session = Session(configs(model), "cuda")
+    return compare(session, session.runs, out, REPEATS)
+
+
+def compare(session: Session, runs: Sequence[PlannedRun], out: Path, repeats: int) -> list[Row]:
+    """The same of `runs`, those of `configs`, on a session that has them."""
     rows = []
-    for batch, run in zip((1, 8), session.runs[:2], strict=True):
+    for batch, run in zip((1, 8), runs[:2], strict=True):
         ours, tokens = [], {}
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             _, summary, tokens = execute(session, run, out / f"decode-{batch}", plots=False)
             ours.append(summary["itl_ms"]["p50"])
         peer = EagerLoop(session.shape, session.model.weights, batch, PROMPT + NEW_TOKENS)
         theirs, peer_tokens = [], []
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             milliseconds, peer_tokens = _peer_decode(session, peer, batch)
             theirs.append(milliseconds)
         equal = sum(
@@ -94,13 +102,13 @@ def peer_bench(model: str, out: Path) -> list[Row]:
         case = f"decode, batch {batch}, context {PROMPT} ({equal} of {batch * NEW_TOKENS} tokens equal)"
         rows.append(Row(case, "ms/token", ours, theirs))
         del peer
-    for chunk, run in zip((None, 16, 128), session.runs[2:], strict=True):
+    for chunk, run in zip((None, 16, 128), runs[2:], strict=True):
         ours = [
             execute(session, run, out / f"prefill-{chunk}", plots=False)[1]["prompt_token_throughput"]
-            for _ in range(REPEATS)
+            for _ in range(repeats)
         ]
         peer = EagerLoop(session.shape, session.model.weights, REQUESTS, LONG)
-        theirs = [_peer_prefill(session, peer, chunk) for _ in range(REPEATS if chunk is None else 1)]
+        theirs = [_peer_prefill(session, peer, chunk) for _ in range(repeats if chunk is None else 1)]
         rows.append(
             Row(
                 f"prefill {REQUESTS} x {LONG}, " + (f"chunks of {chunk}" if chunk else "whole"),

@@ -3,7 +3,14 @@
 `python -m executor.lab.tall_rows [bits] [times]` prints one table per part.
 """
 
+import gc
 import sys
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 
 from executor.cuda import nvrtc
 from executor.cuda.check import differing_tall
@@ -21,6 +28,8 @@ CASES = (
     (2, 1, 96, 2048), (4, 1, 64, 4096), (8, 1, 64, 1024), (1, 4, 64, 2048),
 )  # fmt: skip
 """Requests, depths of a wavefront, rows of each range, context."""
+BENCHED = ((8, 1, 128, 4096), (8, 1, 128, 1024), (4, 1, 128, 4096), (1, 1, 1024, 1024), (1, 1, 512, 4096))
+"""Those that `compare` holds against torch."""
 MIXED = ((60, 1200, 65), (60, 1200, 128), (16, 1200, 256), (4, 600, 512))
 """Decode rows, their context, rows of a prompt range beside them that ends at the same context."""
 CUT, WHOLE = 264, 1
@@ -44,11 +53,51 @@ def flops(segments: list[tuple[int, int, int, int]]) -> int:
     return 4 * HIDDEN * keys
 
 
+def compare(cases: tuple[tuple[int, int, int, int], ...]) -> list[dict[str, object]]:
+    """Microseconds of a layer: both kernels, and torch's FlashAttention on K/V that lie in one piece. Prints
+    a line each."""
+    prepare_environment()
+    bench, base, ours = _kernels(max(context for *_, context in cases))
+    found = []
+    for requests, depths, rows, context in cases:
+        name = f"{requests} x {rows} rows at {context}"
+        segments = segments_of(requests, depths, rows, context)
+        flash = bench.time_us(_flash(requests, rows, context))
+        tiles = min(TILE_ROWS, rows)
+        triton, cuda = (bench.time_us(bench.attention(segments, tiles, WHOLE, one)) for one in (base, ours))
+        limit = flops(segments) / PEAK_FLOPS * 1e6
+        share = f"{limit / cuda:.0%} of the peak"
+        line = f"{name}, us: Triton {triton:.1f}, CUDA {cuda:.1f} ({share}), torch's flash {flash:.1f}"
+        print(line, flush=True)
+        found.append({"case": name, "triton_us": triton, "cuda_us": cuda, "flash_us": flash})
+    del bench, base, ours
+    gc.collect()
+    torch.cuda.empty_cache()
+    return found
+
+
+def _flash(requests: int, rows: int, context: int) -> Callable[[int], torch.Tensor]:
+    size = (requests, SHAPE.num_heads, context, SHAPE.head_dim)
+    keys, values = ([torch.randn(size, device="cuda").bfloat16() for _ in range(LAYERS)] for _ in range(2))
+    q = torch.randn(*size[:2], rows, SHAPE.head_dim, device="cuda").bfloat16()
+    mask = causal_lower_right(rows, context)
+
+    def run(layer: int) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(q, keys[layer], values[layer], attn_mask=mask)
+
+    return run
+
+
+def _kernels(context: int = 9216) -> tuple[Bench, AttentionLauncher, TallAttention]:
+    bench = Bench(LAYERS, context=context)
+    base = AttentionLauncher(bench.workspace, bench.num_sms)
+    return bench, base, TallAttention.load(base, Module(nvrtc.compile_cubin(SOURCE, OPTIONS)))
+
+
 def main() -> None:
     prepare_environment()
-    bench = Bench(LAYERS)
-    base = AttentionLauncher(bench.workspace, bench.num_sms)
-    ours = TallAttention.load(base, Module(nvrtc.compile_cubin(SOURCE, OPTIONS)))
+    bench, base, ours = _kernels()
     parts = sys.argv[1:] or ["bits", "times"]
     if "bits" in parts:
         print(f"bits: {', '.join(differing_tall(ours, SHAPE)) or 'all equal'}", flush=True)
