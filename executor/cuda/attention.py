@@ -3,19 +3,17 @@
 
 import ctypes
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
+from executor.cuda.batch import GROUP, HEAD_DIM, LINE, SCALE_LOG2, Batch, fields_of, is_served, source_of
 from executor.cuda.driver import Kernel, Module, TensorMap, tensor_map
 from executor.cuda.tall_attention import TallAttention
-from executor.kernels.attention import LOG2_E, AttentionLauncher
+from executor.kernels.attention import AttentionLauncher
 from executor.kernels.kv import KVPools
-from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, BatchMeta
+from executor.kernels.meta import HEADER_COMBINES, BatchMeta
 from executor.kernels.worklist import SHORT_ROWS
 
-FOLDER = Path(__file__).parent
-HEAD_DIM, GROUP = 128, 16
 CLUSTER, THREADS = 4, 160
 SHARED_BYTES = 85040
 """Of `Shared` in `attention_load.cuh`."""
@@ -23,41 +21,19 @@ MAX_ROWS = 4
 """Of a batch: at more the Triton kernel is faster."""
 COMBINE_WARPS = 4
 
-SOURCE = f"#define SHARED_BYTES {SHARED_BYTES}\n" + "".join(
-    (FOLDER / name).read_text() for name in ("common.cuh", "attention_load.cuh", "attention.cu")
-)
-
-_POINTERS = (
-    "q",
-    "groups",
-    "items",
-    "num_items",
-    "positions",
-    "out",
-    "partial_sums",
-    "partial_stats",
-)
-_NUMBERS = (
-    "depth_offset",
-    "stride_q",
-    "stride_groups",
-    "planes",
-    "num_heads",
-    "num_kv_heads",
-    "is_plane_alone",
-)
+SOURCE = source_of(SHARED_BYTES, "attention_load.cuh", "attention.cu")
 
 
 class Arguments(ctypes.Structure):
     """`Attention` in `attention_load.cuh`."""
 
     _fields_ = (
-        ("k", TensorMap),
-        ("v", TensorMap),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int) for name in _NUMBERS),
-        ("scale", ctypes.c_float),
-        ("padding", ctypes.c_uint64 * 4),
+        ("batch", Batch),
+        ("q", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("stride_q", ctypes.c_int),
+        ("is_plane_alone", ctypes.c_int),
+        ("padding", ctypes.c_uint64 * 5),
     )
 
 
@@ -83,25 +59,18 @@ class Attention:
         out: torch.Tensor,
     ) -> None:  # fmt: skip
         """As `AttentionLauncher.__call__`."""
-        _, _, num_kv_heads, block_size, head_dim = kv.k.shape
-        is_served = q.dtype == torch.bfloat16 and (head_dim, block_size) == (HEAD_DIM, GROUP)
-        if not is_served or tile_rows > SHORT_ROWS or out.shape[0] > self.max_rows:
+        if tile_rows > SHORT_ROWS or out.shape[0] > self.max_rows or not is_served(q, kv):
             self.base(q, kv, layer, meta, tile_rows, depth_offset, out)
             return
-        workspace, num_heads = self.base.workspace, out.shape[1] // head_dim
-        scale_log2 = head_dim**-0.5 * LOG2_E
-        tensors = (
-            q, kv.groups, meta.items, meta.header[HEADER_ITEMS:], meta.positions, out, workspace.acc,
-            workspace.stats,
-        )  # fmt: skip
+        workspace, num_heads = self.base.workspace, out.shape[1] // HEAD_DIM
+        batch = Batch(*fields_of(self._maps_of(kv, layer), kv, meta, workspace, out, depth_offset))
         arguments = Arguments(
-            *self._maps_of(kv, layer), *(tensor.data_ptr() for tensor in tensors), depth_offset, q.stride(0),
-            kv.groups.stride(0), kv.planes, num_heads, num_kv_heads, int(kv.planes > 1), scale_log2,
+            batch, q.data_ptr(), meta.positions.data_ptr(), q.stride(0), int(kv.planes > 1)
         )  # fmt: skip
         self.kernel.launch(self.clusters * CLUSTER, THREADS, SHARED_BYTES, (arguments,), CLUSTER)
         tensors = (meta.combines, meta.header[HEADER_COMBINES:], workspace.acc, workspace.stats, out)
         pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
-        numbers = (ctypes.c_int(num_heads), ctypes.c_float(scale_log2))
+        numbers = (ctypes.c_int(num_heads), ctypes.c_float(SCALE_LOG2))
         blocks = -(-out.shape[0] * num_heads // COMBINE_WARPS)
         self.combine.launch(blocks, COMBINE_WARPS * 32, 0, (*pointers, *numbers))
 
@@ -111,7 +80,7 @@ class Attention:
         key = k.data_ptr(), k.shape[0]
         if key not in self.maps:
             self.maps[key] = (
-                tensor_map(k.view(-1, HEAD_DIM), (GROUP, HEAD_DIM // 2)),
+                tensor_map(k.view(-1, HEAD_DIM), (GROUP, LINE)),
                 tensor_map(v.view(-1, HEAD_DIM), (GROUP, HEAD_DIM // CLUSTER)),
             )
         return self.maps[key]

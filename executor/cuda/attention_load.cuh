@@ -1,51 +1,26 @@
 // What attention works on, and how it gets there: the arguments, shared memory, the steps of a cluster, and
 // the warp of a block that asks the copy engine for keys and values.
 
-#define TILE 64  // keys
-#define SPLIT_TILES 8
 #define HALVES (2 * SPLIT_TILES)  // half tiles, one per warp of the cluster
 #define BLOCKS 4                  // of a cluster
 #define WARPS 4
-#define HEAD_DIM 128
 #define COLUMNS (HEAD_DIM / BLOCKS)
 #define KEYS (TILE * SPLIT_TILES)
 #define BLOCK_KEYS (KEYS / BLOCKS)
 #define MAX_ROWS 16
-#define GROUP 16  // tokens of a K/V block
 #define SPLIT_GROUPS (KEYS / GROUP)
 #define BLOCK_GROUPS (SPLIT_GROUPS / BLOCKS)
 #define K_BYTES (GROUP * HEAD_DIM * 2)  // of one group
 #define V_BYTES (GROUP * COLUMNS * 2)   // of one group's columns of a block
-#define NONE __int_as_float(0xff800000)
 
-struct __align__(64) TensorMap {
-    unsigned long long words[16];
-};
-
-struct Attention {
-    TensorMap k;        // boxes of half the columns of a group of one head: a line of 128 bytes a key
-    TensorMap v;        // boxes of COLUMNS columns of a group of one head
-    const u16* q;       // rows of stride `stride_q`, heads first
-    const int* groups;  // rows of stride `stride_groups`
-    const int* items;   // [num_items, 8]
-    const int* num_items;
-    const int* positions;  // [rows]
-    u16* out;              // [rows, heads * HEAD_DIM]
-    float* partial_sums;   // [partials, heads, HEAD_DIM]
-    float* partial_stats;  // [partials, heads, 2]
-    int depth_offset;
+struct Attention : Batch {  // with values in boxes of COLUMNS columns of a group of one head
+    const u16* q;           // rows of stride `stride_q`, heads first
+    const int* positions;   // [rows]
     int stride_q;
-    int stride_groups;
-    int planes;
-    int num_heads;
-    int num_kv_heads;
     int is_plane_alone;  // no two segments of a batch share a ring and a plane
-    float scale;
 };
 
-struct __align__(16) Chunk {
-    u32 x, y, z, w;
-};
+static_assert(sizeof(Attention) == 448, "as `Arguments` in `attention.py`");
 
 struct Shared {
     u16 k[BLOCK_KEYS * HEAD_DIM];
@@ -60,26 +35,17 @@ struct Shared {
 static_assert(sizeof(Shared) == SHARED_BYTES, "shared memory as it is asked for");
 
 // A step of a cluster: one split of one head of one item.
-struct Step {
+struct Step : Item {
     int unit, split;
-    int first_row, num_rows, position, ring, plane, first_tile, end_tile, first_partial, head;
 
-    __device__ __forceinline__ void read(const Attention& a) {
-        const int* item = a.items + unit / a.num_heads * 8;
-        head = unit % a.num_heads;
-        first_row = item[0], num_rows = item[1], position = item[2], ring = item[3],
-        plane = item[4] + a.depth_offset;
-        first_tile = item[5], end_tile = item[6], first_partial = item[7];
+    __device__ __forceinline__ void read(const Batch& a) {
+        Item::read(a, unit);
         split = first_tile / SPLIT_TILES;
     }
-    __device__ __forceinline__ int key_limit() const { return position + num_rows; }
     __device__ __forceinline__ int first_key() const { return split * KEYS; }
     __device__ __forceinline__ int num_keys() const { return min(KEYS, key_limit() - first_key()); }
     __device__ __forceinline__ int num_tiles() const {
         return min(SPLIT_TILES, end_tile - split * SPLIT_TILES);
-    }
-    __device__ __forceinline__ bool is_whole() const {
-        return first_tile == 0 && end_tile * TILE >= key_limit();
     }
     __device__ __forceinline__ int halves() const {
         return num_rows > 8 ? 2 : 1;
@@ -106,9 +72,7 @@ struct Loader {
     __device__ __forceinline__ int row_of(const Step& step) const {
         int lane = threadIdx.x % 32,
             group = min(step.first_key() / GROUP + lane, (step.key_limit() - 1) / GROUP);
-        int block =
-            a.groups[static_cast<long long>(step.ring) * a.stride_groups + group] * a.planes + step.plane;
-        return (block * a.num_kv_heads + step.head / (a.num_heads / a.num_kv_heads)) * GROUP;
+        return a.row_of(step.ring, step.plane, step.head, group);
     }
     __device__ __forceinline__ static int num_groups(const Step& step) {
         return (step.num_keys() + GROUP - 1) / GROUP;

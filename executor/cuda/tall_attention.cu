@@ -9,10 +9,6 @@
 // A tile's keys and values lie in shared memory as the copy engine permutes them: lines of 128 bytes, half of a
 // head's columns each. Keys: [half][64 keys]; values: [group of 16 keys][half][16 keys].
 
-#define TILE 64  // keys
-#define SPLIT_TILES 8
-#define HEAD_DIM 128
-#define GROUP 16  // tokens of a K/V block
 #define GROUPS (TILE / GROUP)
 #define SIDES 2
 #define SIDE_ROWS 64
@@ -23,35 +19,14 @@
 #define GROUP_BYTES (GROUP * HEAD_DIM * 2)
 #define THREADS ((SIDES + 1) * 128)
 #define SIDE_WARPS 4
-#define NONE __int_as_float(0xff800000)
 
 typedef unsigned long long u64;
 
-struct __align__(16) Chunk {
-    u32 x, y, z, w;
+struct Attention : Batch {  // with values in boxes of both halves, one after the other, of a group of one head
+    TensorMap q;            // boxes of half a head's columns of 64 rows
 };
 
-struct __align__(64) TensorMap {
-    u64 words[16];
-};
-
-struct Attention {
-    TensorMap q;        // boxes of half a head's columns of 64 rows
-    TensorMap k;        // boxes of half the columns of a group of one head
-    TensorMap v;        // boxes of both halves, one after the other, of a group of one head
-    const int* groups;  // rows of stride `stride_groups`
-    const int* items;   // [num_items, 8]
-    const int* num_items;
-    u16* out;              // [rows, heads * HEAD_DIM]
-    float* partial_sums;   // [partials, heads, HEAD_DIM]
-    float* partial_stats;  // [partials, heads, 2]
-    int depth_offset;
-    int stride_groups;
-    int planes;
-    int num_heads;
-    int num_kv_heads;
-    float scale;
-};
+static_assert(sizeof(Attention) == 512, "as `Arguments` in `tall_attention.py`");
 
 struct Shared {
     u16 q[Q_SLOTS][SIDES][SIDE_ROWS * HEAD_DIM];
@@ -64,23 +39,17 @@ struct Shared {
 static_assert(sizeof(Shared) == SHARED_BYTES, "shared memory as it is asked for");
 
 // One head of one item. Units are dealt out there and back, as by the Triton kernel.
-struct Unit {
+struct Unit : Item {
     int first, index;
-    int first_row, num_rows, position, ring, plane, first_tile, end_tile, first_partial, head;
 
-    __device__ __forceinline__ bool read(const Attention& a, int num_units) {
+    __device__ __forceinline__ bool read(const Batch& a, int num_units) {
         int programs = gridDim.x;
         index = first + (first / programs % 2 ? programs - 1 - static_cast<int>(blockIdx.x)
                                               : static_cast<int>(blockIdx.x));
         if (index >= num_units) return false;
-        const int* item = a.items + index / a.num_heads * 8;
-        head = index % a.num_heads;
-        first_row = item[0], num_rows = item[1], position = item[2], ring = item[3],
-        plane = item[4] + a.depth_offset;
-        first_tile = item[5], end_tile = item[6], first_partial = item[7];
+        Item::read(a, index);
         return true;
     }
-    __device__ __forceinline__ int key_limit() const { return position + num_rows; }
 };
 
 // Descriptor of a matrix in lines of 128 permuted bytes: `leading` and `stride` bytes between its cores.
@@ -312,7 +281,7 @@ struct Side {
     }
 
     __device__ __forceinline__ void store(const Unit& unit, const Softmax& total, const float (&sums)[64]) {
-        bool is_whole = unit.first_tile == 0 && unit.end_tile * TILE >= unit.key_limit();
+        bool is_whole = unit.is_whole();
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % SIDE_WARPS;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -436,9 +405,7 @@ struct Loader {
     // The row of the pools at which the warp's group of `tile` begins. Past the last key the last group again.
     __device__ __forceinline__ int row_of(const Unit& unit, int tile) const {
         int group = min(tile * GROUPS + warp, (unit.key_limit() - 1) / GROUP);
-        int block =
-            a.groups[static_cast<long long>(unit.ring) * a.stride_groups + group] * a.planes + unit.plane;
-        return (block * a.num_kv_heads + unit.head / (a.num_heads / a.num_kv_heads)) * GROUP;
+        return a.row_of(unit.ring, unit.plane, unit.head, group);
     }
 
     __device__ __forceinline__ void ask_queries(const Unit& unit, u32 turn) const {

@@ -3,18 +3,16 @@
 
 import ctypes
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
+from executor.cuda.batch import GROUP, HEAD_DIM, LINE, SCALE_LOG2, Batch, fields_of, is_served, source_of
 from executor.cuda.driver import Kernel, Module, TensorMap, tensor_map
-from executor.kernels.attention import LOG2_E, AttentionLauncher, Workspace
+from executor.kernels.attention import AttentionLauncher, Workspace
 from executor.kernels.combine import combine_triton
 from executor.kernels.kv import KVPools
-from executor.kernels.meta import HEADER_COMBINES, HEADER_ITEMS, BatchMeta
+from executor.kernels.meta import HEADER_COMBINES, BatchMeta
 
-FOLDER = Path(__file__).parent
-HEAD_DIM, GROUP, LINE = 128, 16, 64
 TILE_ROWS, SIDE_ROWS = 128, 64
 """Query rows of an item, and of one of the two warpgroups that share it."""
 TILE_CLASSES = (16, 32, TILE_ROWS)
@@ -27,26 +25,13 @@ THREADS = 384
 SHARED_BYTES = 196784
 """Of `Shared` in `tall_attention.cu`: queries of two units, four stages of keys and values, barriers."""
 
-SOURCE = f"#define SHARED_BYTES {SHARED_BYTES}\n" + "".join(
-    (FOLDER / name).read_text() for name in ("common.cuh", "tall_attention.cu")
-)
-
-_POINTERS = ("groups", "items", "num_items", "out", "partial_sums", "partial_stats")
-_NUMBERS = ("depth_offset", "stride_groups", "planes", "num_heads", "num_kv_heads")
+SOURCE = source_of(SHARED_BYTES, "tall_attention.cu")
 
 
 class Arguments(ctypes.Structure):
     """`Attention` in `tall_attention.cu`."""
 
-    _fields_ = (
-        ("q", TensorMap),
-        ("k", TensorMap),
-        ("v", TensorMap),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int) for name in _NUMBERS),
-        ("scale", ctypes.c_float),
-        ("padding", ctypes.c_uint64 * 7),
-    )
+    _fields_ = (("batch", Batch), ("q", TensorMap))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +59,15 @@ class TallAttention:
         out: torch.Tensor,
     ) -> None:  # fmt: skip
         """As `AttentionLauncher.__call__`."""
-        _, _, num_kv_heads, block_size, head_dim = kv.k.shape
-        is_served = q.dtype == torch.bfloat16 and (head_dim, block_size) == (HEAD_DIM, GROUP)
-        if not is_served or tile_rows != TILE_ROWS:
+        if tile_rows != TILE_ROWS or not is_served(q, kv):
             self.base(q, kv, layer, meta, tile_rows, depth_offset, out)
             return
-        workspace, num_heads = self.workspace, out.shape[1] // head_dim
-        scale_log2 = head_dim**-0.5 * LOG2_E
-        num_items, num_combines = meta.header[HEADER_ITEMS:], meta.header[HEADER_COMBINES:]
-        tensors = (kv.groups, meta.items, num_items, out, workspace.acc, workspace.stats)
-        arguments = Arguments(
-            self._map_of(q, (SIDE_ROWS, LINE)), *self._maps_of(kv, layer),
-            *(tensor.data_ptr() for tensor in tensors), depth_offset, kv.groups.stride(0), kv.planes,
-            num_heads, num_kv_heads, scale_log2,
-        )  # fmt: skip
+        workspace, num_combines = self.workspace, meta.header[HEADER_COMBINES:]
+        batch = Batch(*fields_of(self._maps_of(kv, layer), kv, meta, workspace, out, depth_offset))
+        arguments = Arguments(batch, self._map_of(q, (SIDE_ROWS, LINE)))
         self.kernel.launch(self.num_sms, THREADS, SHARED_BYTES, (arguments,))
         combine_triton(
-            workspace.acc, workspace.stats, meta.combines, num_combines, self.num_sms, scale_log2, out
+            workspace.acc, workspace.stats, meta.combines, num_combines, self.num_sms, SCALE_LOG2, out
         )
 
     def _maps_of(self, kv: KVPools, layer: int) -> tuple[TensorMap, TensorMap]:
