@@ -9,11 +9,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch")
 
 from executor.cli import main  # noqa: E402
+from executor.lab.bench import AIMS, STANDARD_CASES  # noqa: E402
 from executor.lab.profiling.cases import Scale, component_cases  # noqa: E402
 from executor.lab.profiling.command import row_buckets  # noqa: E402
 from executor.lab.profiling.measure import Measurement  # noqa: E402
 from executor.lab.profiling.serving import all_mixes, sampled_cases  # noqa: E402
-from executor.session import plan_runs  # noqa: E402
+from executor.lab.whole import Whole  # noqa: E402
+from executor.session import check_alike, plan_runs  # noqa: E402
 from executor.source import kernel_sha256  # noqa: E402
 from policies.core.models.shape import OURO_1_4B  # noqa: E402
 from policies.core.seam.batch import BATCH_STAGES  # noqa: E402
@@ -159,3 +161,19 @@ def test_sampled_batches_are_the_same_for_the_same_seed_and_cover_stages_and_pol
     }
     for case in cases:
         assert set(case.spans()) == set(range(len(case.spans())))
+
+
+def test_the_batches_of_bench_fit_its_config_and_have_the_names_that_aims_go_by(tmp_path: Path) -> None:
+    configs = Whole(tmp_path, "cuda", []).configs()
+    (bench,) = configs["batches"]
+    assert bench.cache.num_blocks is not None
+    scheduler, tokens = (
+        bench.scheduler,
+        bench.cache.num_blocks // OURO_1_4B.num_loops * bench.cache.block_size,
+    )
+    scale = Scale(scheduler.max_num_batched_tokens, 9216, scheduler.max_num_seqs - 1, (), tokens)
+    assert [case.name for case in STANDARD_CASES if not scale.admits(case)] == []
+    assert set(AIMS) <= {case.name for case in STANDARD_CASES}
+    every = [config for part in configs.values() for config in part]
+    check_alike(every)
+    assert {(config.attention, config.cache.num_blocks) for config in every} == {("cuda", 27648)}
