@@ -1,8 +1,8 @@
-"""The products of few rows on a card: their bits against cuBLAS at every row count, their times alone, and
-whole layers with them, beside cuBLAS and Triton.
+"""Kernels of few rows on a card: their bits against cuBLAS and Triton at every row count, attention alone,
+and whole layers, beside cuBLAS and Triton. (`executor.lab.products` times products alone.)
 
-`python -m executor.lab.few_rows [bits] [products] [attention] [layers] [rings]` prints one table per part.
-Layers are those of `executor.lab.tune`: 24 of them, one graph, each with weights of its own.
+`python -m executor.lab.few_rows [bits] [attention] [layers]` prints one table per part. Layers are those of
+`executor.lab.tune`: 24 of them, one graph, each with weights of its own.
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ from executor.kernels import linear
 from executor.kernels.attention import AttentionLauncher
 from executor.lab.tune import HIDDEN, INTER, LAYERS, SHAPE, Bench
 
-ROWS = (1, 2, 4, 8, 16)
 CASES = ((1, 512), (2, 512), (4, 512), (8, 1024), (16, 512))
 ATTENTION = (
     (1, 1, 64), (1, 1, 512), (1, 1, 2048), (4, 1, 1024), (8, 1, 1024), (16, 1, 512), (8, 1, 8192),
@@ -32,20 +31,16 @@ ATTENTION = (
     (64, 16, 1024), (256, 16, 1024),
 )  # fmt: skip
 """Rows, rows of a segment, context."""
-RINGS = (72, 96)
 
 
-def products(ring_kib: int | None = None) -> Products:
-    """Compiled anew, with rings of `ring_kib` KiB per multiprocessor."""
-    plans = plans_of(ring_kib)
+def products() -> Products:
+    """Compiled anew, up to the most rows that they can."""
+    plans = plans_of()
     return Products(plans, Module(nvrtc.compile_cubin(source_of(plans), OPTIONS)), plan.MAX_ROWS)
 
 
-def plans_of(ring_kib: int | None = None) -> dict[str, plan.ProductPlan]:
-    kept = plan.RING_BYTES
-    plan.RING_BYTES = kept if ring_kib is None else ring_kib * 1024
+def plans_of() -> dict[str, plan.ProductPlan]:
     plans = plan.plan_products(SHAPE)
-    plan.RING_BYTES = kept
     assert plans is not None
     return plans
 
@@ -117,16 +112,6 @@ def check_bits(bench: Bench, ours: Products) -> None:
     print(f"bits at 1 to {plan.MAX_ROWS} rows: {', '.join(found) or 'all equal'}", flush=True)
 
 
-def time_products(bench: Bench, ours: Products) -> None:
-    for rows in ROWS:
-        of = {label: steps(bench, operations, rows) for label, operations in (("was", linear), ("is", ours))}
-        shown = [
-            f"{name} {bench.time_us(of['was'][name]):.2f} -> {bench.time_us(of['is'][name]):.2f}"
-            for name in of["is"]
-        ]
-        print(f"{rows:4d} rows, us alone: {'  '.join(shown)}", flush=True)
-
-
 def time_attention(bench: Bench, ours: Products) -> None:
     made = dataclasses.replace(our_attention(bench), max_rows=1024)
     for rows, length, context in ATTENTION:
@@ -153,26 +138,13 @@ def time_layers(bench: Bench, ours: Products) -> None:
         )
 
 
-def time_rings(bench: Bench, ours: Products) -> None:
-    attend = our_attention(bench)
-    for ring in RINGS:
-        made = products(ring)
-        shown = []
-        for rows, context in CASES:
-            with_ours, without = layer(bench, made, rows, context, attend)
-            shown.append(f"{rows} rows {with_ours:.2f} ({without:.2f})")
-        print(f"rings of {ring} KiB, layer us (without attention): {'  '.join(shown)}", flush=True)
-
-
 def main() -> None:
     prepare_environment()
     bench = Bench(LAYERS)
     parts = {
         "bits": check_bits,
-        "products": time_products,
         "attention": time_attention,
         "layers": time_layers,
-        "rings": time_rings,
     }
     ours = products()
     for name, part in parts.items():

@@ -8,7 +8,6 @@ workload is a trace to be found where the command runs. After `--seconds` no fur
 out are named. A part that fails does not end the others; the status is 1 then.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -24,6 +23,8 @@ from executor.run import execute
 from executor.session import PlannedRun, Session
 from policies.config.grid import load_grid
 from policies.config.runconfig import RunConfig, load_config, parse_config
+from policies.core.errors import InputError
+from policies.process.command import OneLineParser, exit_status
 from results.table import print_table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -117,15 +118,18 @@ class Whole:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="executor.lab.whole")
+    parser = OneLineParser(prog="executor.lab.whole")
     parser.add_argument("out", type=Path)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("part", nargs="*")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     whole = Whole(options.out, options.attention, options.set)
+    unknown = [name for name in options.part if name not in whole.parts]
+    if unknown:
+        raise InputError(f"{unknown[0]}: expected one of {', '.join(whole.parts)}")
+    options.out.mkdir(parents=True, exist_ok=True)
     found, began, status = {}, time.monotonic(), 0
     for name in options.part or whole.parts:
         if time.monotonic() - began > options.seconds:
@@ -134,6 +138,8 @@ def main() -> int:
         print(f"== {name}", flush=True)
         try:
             found[name] = whole.parts[name]()
+        except InputError:
+            raise
         except Exception:
             traceback.print_exc()
             status = 1
@@ -143,4 +149,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status("executor.lab.whole", main))
