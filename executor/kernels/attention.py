@@ -48,6 +48,8 @@ CONFIGS = {
     (torch.bfloat16, 64): AttentionConfig(num_warps=4, num_stages=5, programs_per_sm=2, is_flat=False),
     (torch.bfloat16, 128): AttentionConfig(num_warps=8, num_stages=5, programs_per_sm=1, is_flat=False),
     (torch.float32, 16): AttentionConfig(num_warps=4, num_stages=1, programs_per_sm=2),
+    (torch.float32, 32): AttentionConfig(num_warps=4, num_stages=1, programs_per_sm=2),
+    (torch.float32, 64): AttentionConfig(num_warps=8, num_stages=1, programs_per_sm=1, is_flat=False),
 }
 TILE_CLASSES = {torch.bfloat16: (16, 32, 64, 128), torch.float32: (16,)}
 """Query-tile heights to pack for. In float32 taller tiles than 16 spill registers at head_dim 128."""
