@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from log_checker import Rules
+from run_rules import rules_of_config
 
 from executor.checks.fingerprint import Fingerprint, Fingerprints
 from executor.checks.preserve import Comparison, compare
@@ -92,35 +93,14 @@ def run_on(session: Session, out: Path, run: PlannedRun | None = None, **options
 def rules_of(session: Session, run: PlannedRun, **changes: Any) -> Rules:
     """What the log checker must know of `run`. Real time passes between an event and the next, so times are
     not exact."""
-    config, num_loops, cache = run.config, session.shape.num_loops, run.config.cache
-    assert cache.num_blocks is not None
-    planes, grows = cache.planes(num_loops), cache.allocation == "incremental"
-    num_groups = cache.num_blocks // planes
     rules: dict[str, Any] = {
-        "num_loops": num_loops,
-        "max_num_seqs": config.scheduler.max_num_seqs,
-        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
-        "chunk_tokens": config.scheduler.chunk_tokens,
-        "inflight": config.scheduler.inflight,
-        "resident_chunks": config.policy.resident_chunks(num_loops),
-        "num_groups": num_groups,
-        "block_size": cache.block_size,
-        "max_context_tokens": run.shape(session.shape).max_context_tokens,
-        "by_priority": config.scheduler.admission == "priority",
-        "grows": grows,
-        "whole_context": cache.admit == "whole_context",
-        "preemption": cache.preemption,
-        "watermark_groups": int(cache.watermark * num_groups) if grows else 0,
-        "swap_groups": None if cache.swap_blocks is None else cache.swap_blocks // planes,
-        "shares_prefixes": cache.prefix_caching,
         "concurrency": run.workload.concurrency,
-        "has_exact_times": False,
         "outputs": {
             item.request_id: run.workload.oracle.output_tokens(item.request_id)
             for item in run.workload.requests
         },
     }
-    return Rules(**(rules | changes))
+    return rules_of_config(run.config, run.shape(session.shape), **(rules | changes))
 
 
 def delivered(done: Done) -> dict[int, int]:

@@ -54,7 +54,9 @@ class Holdings:
         idle = [
             track
             for track in self._running.values()
-            if track.last_seq <= self._collected_seq and not track.is_ended
+            if track.last_seq <= self._collected_seq
+            and not track.is_ended
+            and track.expects not in ("SENT", "RECEIVED")
         ]
         for victim in victims:
             who = f"batch {batch.seq}: request {victim.request_id}"
@@ -252,41 +254,48 @@ class Holdings:
                 f"{expected}",
             )
         for request_id, groups in batch.allocated.items():
-            track = self.tracks[request_id]
-            if track not in self._waiting:
-                raise Broken(7, f"batch {batch.seq} admits request {request_id}, which does not wait")
-            place = self._waiting.index(track)
-            if place >= self.rules.scan_limit or any(
-                other.bypasses >= self.rules.max_bypasses for other in self._waiting[:place]
-            ):
-                raise Broken(9, f"batch {batch.seq} admits request {request_id} past {place} others")
-            for overtaken in self._waiting[:place]:
-                overtaken.bypasses += 1
-            if not self._keeps_guards(track):
-                raise Broken(
-                    9, f"batch {batch.seq} admits request {request_id}, and a guarded one may lack room"
-                )
-            del self._waiting[place]
-            track.bypasses = 0
-            shared = self._reuse(track, groups, batch)
-            needed = self._groups_to_start(track)
-            reserve = self.rules.watermark_groups if self._running and self.rules.grows else 0
-            taken = needed - len(self._held.intersection(shared))
-            if len(groups) != needed or taken + reserve > self._free:
-                raise Broken(
-                    4,
-                    f"request {request_id} needs {needed} groups, {reserve} stay free of {self._free}, got "
-                    f"{groups}",
-                )
-            track.groups = shared
-            self._running[request_id] = track
-            self._take(track, groups[len(shared) :])
-            if batch.resumed.get(request_id) != ((track.kept, track.swapped) if track.is_parked else None):
-                raise Broken(
-                    4, f"batch {batch.seq} resumes {request_id} with {batch.resumed.get(request_id)}"
-                )
-            self._swapped -= track.swapped
-            track.is_parked, track.swapped = False, 0
+            self._admit(self.tracks[request_id], groups, batch)
+
+    def _before(self, track: Track) -> list[Track]:
+        """Those that wait and come before `track`."""
+        return self._waiting[: self._waiting.index(track)]
+
+    def _admit(self, track: Track, groups: tuple[int, ...], batch: Batch) -> None:
+        """`track` is given `groups`, as the line of `batch` tells."""
+        if track not in self._waiting:
+            raise Broken(7, f"batch {batch.seq} admits request {track.request_id}, which does not wait")
+        others = self._before(track)
+        if len(others) >= self.rules.scan_limit or any(
+            other.bypasses >= self.rules.max_bypasses for other in others
+        ):
+            raise Broken(9, f"batch {batch.seq} admits request {track.request_id} past {len(others)} others")
+        for overtaken in others:
+            overtaken.bypasses += 1
+        if not self._keeps_guards(track):
+            raise Broken(
+                9, f"batch {batch.seq} admits request {track.request_id}, and a guarded one may lack room"
+            )
+        self._waiting.remove(track)
+        track.bypasses = 0
+        shared = self._reuse(track, groups, batch)
+        needed = self._groups_to_start(track)
+        reserve = self.rules.watermark_groups if self._running and self.rules.grows else 0
+        taken = needed - len(self._held.intersection(shared))
+        if len(groups) != needed or taken + reserve > self._free:
+            raise Broken(
+                4,
+                f"request {track.request_id} needs {needed} groups, {reserve} stay free of {self._free}, got "
+                f"{groups}",
+            )
+        track.groups = shared
+        self._running[track.request_id] = track
+        self._take(track, groups[len(shared) :])
+        if batch.resumed.get(track.request_id) != ((track.kept, track.swapped) if track.is_parked else None):
+            raise Broken(
+                4, f"batch {batch.seq} resumes {track.request_id} with {batch.resumed.get(track.request_id)}"
+            )
+        self._swapped -= track.swapped
+        track.is_parked, track.swapped = False, 0
         if len(self._running) > self.rules.max_num_seqs:
             raise Broken(
                 5,

@@ -21,14 +21,16 @@ class Rules:
     """What the run was told. `resident_chunks` is T under a wavefront and 1 otherwise; `num_groups` is blocks
     in each plane.
 
-    `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, and `after_submit_ns`
-    and `after_collect_ns` until the host could turn to the next batch, so the time of every chance to form a
-    batch is known. `outputs` is the oracle of the run; without it any number of tokens up to
+    `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, and
+    `after_submit_ns` and `after_collect_ns` until the host could turn to the next batch, so the time of
+    every chance to form a batch is known; whoever comes in the `collect_ns` before a batch is collected
+    waits until it is. `outputs` is the oracle of the run; without it any number of tokens up to
     `max_tokens` may end a request. With early exit tokens may leave after `min_loops` (None: they never
-    decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation, under which a
-    request begins with blocks for all that is known of it (`whole_context`) or for its first chunk;
-    `watermark_groups` and `swap_groups` count groups. One that was preempted `most_preemptions` times is
-    guarded. Where tokens are guessed, a token's successor is after `draft_loops` loops, `max_guesses` ahead.
+    decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation, under
+    which a request begins with blocks for all that is known of it (`whole_context`) or for its first
+    chunk; `watermark_groups` and `swap_groups` count groups. One that was preempted `most_preemptions`
+    times is guarded. Where tokens are guessed, a token's successor is after `draft_loops` loops,
+    `max_guesses` ahead. `role` is what the engine does of its requests: whole, prefill or decode.
     """
 
     num_loops: int
@@ -47,6 +49,7 @@ class Rules:
     has_exact_times: bool = True
     after_submit_ns: int = 0
     after_collect_ns: int = 0
+    collect_ns: int = 0
     outputs: Mapping[int, int] | None = None
     min_loops: int | None = None
     max_loops: int | None = None
@@ -59,6 +62,7 @@ class Rules:
     shares_prefixes: bool = False
     draft_loops: int = 0
     max_guesses: int = 0
+    role: str = "whole"
 
     @property
     def head_loops(self) -> tuple[int, int]:
@@ -155,6 +159,7 @@ class Track:
     guessed: int = 0
     ranks: dict[int, int] = field(default_factory=dict)
     ran: dict[int, int] = field(default_factory=dict)
+    imported_ns: int | None = None
 
     @property
     def queue_order(self) -> tuple[int, int]:
@@ -169,7 +174,7 @@ class Track:
     @property
     def is_ready(self) -> bool:
         """Something of it is left to schedule."""
-        return self.expects not in ("NO_TRANSFERS", "DECISION") and not self.is_ended
+        return self.expects not in ("NO_TRANSFERS", "DECISION", "SENT", "RECEIVED") and not self.is_ended
 
 
 def parse_batches(text: str) -> list[Batch]:

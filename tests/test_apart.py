@@ -10,6 +10,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from log_checker import Broken
+from run_rules import check_run, exact_times
 
 from policies.config.overrides import apply_overrides
 from policies.config.runconfig import RunConfig, parse_config
@@ -106,11 +108,39 @@ def test_a_random_fleet_loses_nothing_leaves_nothing_and_is_decided_again_alike(
             if item.status is Status.FINISHED:
                 assert item.output_tokens == oracle.output_tokens(item.request.request_id)
                 assert item.token_ns[0] > item.first_scheduled_ns >= item.request.arrival_ns
+        rules = exact_times(config.parts()[0])
         for replica in replicas_of(path):
             outcome = replay(replica)
             assert outcome.difference is None, (seed, outcome.difference)
+            check_run(replica, **rules)
         has_faults = bool(config.resolved["fleet"]["link"]["faults"])
         assert has_faults or not any(link["num_lost"] for link in summary["fleet"]["links"])
+
+
+@pytest.mark.parametrize(
+    ("at", "number", "old", "new"),
+    [
+        (0, 7, ",sent,0,", ",sent,1,"),
+        (0, 7, ",sent,0,", ",received,0,"),
+        (1, 2, ",received,0,64", ",received,0,71"),
+        (1, 2, ",received,0,70", ",received,0,64"),
+        (1, 7, ",received,0,70", ",sent,0,"),
+        (1, 2, ",received,0,70", ",lost,0,"),
+        (1, 2, ",received,1,5", ",received,1,4"),
+    ],
+)
+def test_false_news_of_a_transfer_is_found_by_the_checker_that_knows_no_code_of_ours(
+    tmp_path: Path, at: int, number: int, old: str, new: str
+) -> None:
+    config = config_of("workload.num_requests=3")
+    replica = replicas_of(simulate(config, tmp_path / "fleet", plots=False)[0])[at]
+    rules = exact_times(config.parts()[at])
+    assert check_run(replica, **rules).num_imported == (3 if at else 0)
+    text = (replica / "handovers.csv").read_text()
+    assert old in text
+    with pytest.raises(Broken) as caught:
+        check_run(replica, text.replace(old, new), **rules)
+    assert caught.value.number == number
 
 
 def drained(config: RunConfig) -> tuple[FleetSimulation, list[list[RequestRecord]]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_rules import check_run
 
 from executor.apart.run import run_apart
 from executor.apart.wire import Pipe
@@ -72,6 +73,7 @@ def test_two_pools_in_one_process_make_the_tokens_of_one_engine(tmp_path: Path, 
     for replica in (first, second):
         outcome = replay(replica)
         assert outcome.difference is None, str(outcome)
+        check_run(replica)
 
 
 def test_two_processes_make_the_tokens_of_one_engine(
@@ -82,6 +84,7 @@ def test_two_processes_make_the_tokens_of_one_engine(
     assert (path / "replicas" / "1" / TOKENS).read_bytes() == alone(tmp_path)
     for replica in replicas_of(path):
         assert replay(replica).difference is None
+        check_run(replica)
     records = [item.record for item in read_requests(path / "requests.csv")]
     for record in records:
         assert record.first_scheduled_ns is not None and record.first_token_ns is not None
@@ -98,6 +101,7 @@ def test_clients_hang_up_in_every_phase_and_both_logs_are_decided_again_alike(tm
     for replica in replicas_of(path):
         outcome = replay(replica)
         assert outcome.difference is None, str(outcome)
+        check_run(replica)
         statuses = {item.record.status for item in read_requests(replica / "requests.csv")}
         assert statuses <= {Status.CANCELLED, Status.SENT, Status.FINISHED}
 
