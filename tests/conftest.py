@@ -4,9 +4,13 @@ is first imported. `SCRAMBLE_PRODUCTS=1` runs every test on torch products that 
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+# A shell starts what runs behind it with Ctrl-C ignored, and its children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -33,7 +33,7 @@ def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
             "kind": "synthetic", "num_requests": num_requests, "prompt_tokens": [300, 90, 700, 40],
             "output_tokens": [9, 20, 4],
             "arrival": {"process": "poisson", "rate": 90},
-            "patience_ms": {"distribution": "lognormal", "median": 400, "sigma": 1.2},
+            "patience_ms": {"distribution": "lognormal", "median": 150, "sigma": 1.2},
             "shared_prefix": {"groups": 30, "tokens": 64},
         },
     }  # fmt: skip
@@ -60,9 +60,9 @@ def bytes_left_behind(num_requests: int) -> tuple[int, Counter[str]]:
 
 
 def test_three_times_the_requests_leave_nothing_more_behind() -> None:
-    short, few = bytes_left_behind(300)
-    long, ends = bytes_left_behind(900)
-    assert ends["finished"] + ends["cancelled"] == 900
+    short, few = bytes_left_behind(120)
+    long, ends = bytes_left_behind(360)
+    assert ends["finished"] + ends["cancelled"] == 360
     assert min(ends["finished"], ends["cancelled"], ends["preemptions"]) > 30
     assert max(few["most_records"], ends["most_records"]) < 30
-    assert long < short + 8_000, f"{long - short} bytes more after 600 requests more"
+    assert long < short + 4_000, f"{long - short} bytes more after 240 requests more"

@@ -7,9 +7,27 @@ Rounding costs about what float32 does: for 64 terms 23 bits of the largest elem
 """
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 EXACT_BITS = 53
 """Whole numbers up to 2 to this power are exact in float64."""
+
+
+KEPT_ELEMENTS = 1 << 20
+"""A weight of up to so many keeps its steps: a small model's weights come again in every batch."""
+_kept = WeakTensorKeyDictionary()
+
+
+def exact_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`exact_product` for a weight [n, k] that comes again: rounded once, and anew when it has changed."""
+    if weight.numel() > KEPT_ELEMENTS:
+        return exact_product(x, weight)
+    version, whole_weight, step_weight = _kept.get(weight, (None, None, None))
+    if version != weight._version:
+        whole_weight, step_weight = to_steps(weight, factor_bits(weight.shape[-1]))
+        _kept[weight] = weight._version, whole_weight, step_weight
+    whole_x, step_x = to_steps(x, factor_bits(x.shape[-1]))
+    return whole_x @ whole_weight.mT * (step_x * step_weight.mT)
 
 
 def exact_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -38,7 +56,6 @@ def factor_bits(terms: int) -> int:
 def to_steps(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """x [.., k] as whole numbers of at most 2^bits, float64, and the power of two [.., 1] that they count; a
     row's largest element decides."""
-    wide = x.double()
-    exponent = torch.frexp(wide.abs().amax(-1, keepdim=True)).exponent  # largest < 2^exponent
-    step = torch.ldexp(torch.ones_like(wide[..., :1]), exponent - bits)
-    return torch.round(wide / step), step
+    exponent = torch.frexp(x.abs().amax(-1, keepdim=True).double()).exponent  # largest < 2^exponent
+    step = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent - bits)
+    return torch.round(x / step), step

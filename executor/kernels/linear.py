@@ -7,7 +7,7 @@ give the same bits. The twins' products are exact (`executor.kernels.exact`).
 
 import torch
 
-from executor.kernels.exact import exact_product
+from executor.kernels.exact import exact_linear
 from executor.kernels.product import ProductConfig, rope_product_triton, swiglu_product_triton
 from executor.kernels.rope_write import rope_write_torch, rope_write_triton
 from executor.kernels.swiglu import swiglu_torch, swiglu_triton
@@ -66,7 +66,7 @@ def linear_rope(
 
 def linear_torch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """Twin of `linear_cublas`."""
-    out.copy_(exact_product(x, weight))
+    out.copy_(exact_linear(x, weight))
 
 
 def linear_swiglu_torch(

@@ -5,7 +5,7 @@ Owns no weights and knows no device. Constants are those published with the chec
 (`ByteDance/Ouro-1.4B`, `-2.6B`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from policies.core.bounds import Within
@@ -105,18 +105,7 @@ OURO_1_4B = ModelShape(
     num_loops=4,
     max_context_tokens=65536,
 )
-OURO_2_6B = ModelShape(
-    name="ouro-2.6b",
-    vocab_size=49152,
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_layers=48,
-    num_heads=16,
-    num_kv_heads=16,
-    head_dim=128,
-    num_loops=4,
-    max_context_tokens=65536,
-)
+OURO_2_6B = replace(OURO_1_4B, name="ouro-2.6b", num_layers=48)
 OURO_TINY = ModelShape(
     name="ouro-tiny",
     vocab_size=512,
