@@ -3,6 +3,7 @@
 from policies.atomic import Atomic
 from policies.core.seam.policy import Policy
 from policies.mixed import Mixed
+from policies.sjf import ShortestFirst
 from policies.slo import Slo
 from policies.split import Split
 from policies.wcpb import Wavefront
@@ -13,6 +14,7 @@ _ALL: tuple[type[Policy], ...] = (
     Mixed,
     Wavefront,
     Slo,
+    ShortestFirst,
 )
 
 POLICIES = {policy.name: policy for policy in _ALL}

@@ -30,8 +30,10 @@ class Holdings:
     def _held(self) -> set[int]:
         return {group for track in self._running.values() for group in track.groups}
 
-    def _rank(self, track: Track) -> tuple[int, int, int]:
-        return (track.priority if self.rules.by_priority else 0, *track.queue_order)
+    def _rank(self, track: Track) -> tuple[int, int, int, int]:
+        rank_ns = track.arrival_ns + self.rules.rank_ns_per_token * track.prompt_tokens
+        priority = track.priority if self.rules.by_priority else 0
+        return (priority, rank_ns, track.arrival_ns, track.request_id)
 
     def _next_positions(self, track: Track) -> int:
         """Positions that must have blocks before its next step."""

@@ -29,8 +29,9 @@ class Rules:
     decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation, under
     which a request begins with blocks for all that is known of it (`whole_context`) or for its first
     chunk; `watermark_groups` and `swap_groups` count groups. One that was preempted `most_preemptions`
-    times is guarded. Where tokens are guessed, a token's successor is after `draft_loops` loops,
-    `max_guesses` ahead. `role` is what the engine does of its requests: whole, prefill or decode.
+    times is guarded. A request ranks `rank_ns_per_token` later for every token of its prompt. Where tokens
+    are guessed, a token's successor is after `draft_loops` loops, `max_guesses` ahead. `role` is what the
+    engine does of its requests: whole, prefill or decode.
     """
 
     num_loops: int
@@ -43,6 +44,7 @@ class Rules:
     block_size: int
     max_context_tokens: int = 65536
     by_priority: bool = False
+    rank_ns_per_token: int = 0
     scan_limit: int = 16
     max_bypasses: int = 8
     concurrency: int | None = None
@@ -160,10 +162,6 @@ class Track:
     ranks: dict[int, int] = field(default_factory=dict)
     ran: dict[int, int] = field(default_factory=dict)
     imported_ns: int | None = None
-
-    @property
-    def queue_order(self) -> tuple[int, int]:
-        return (self.arrival_ns, self.request_id)
 
     @property
     def prompt_end(self) -> int:

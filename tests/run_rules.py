@@ -27,6 +27,7 @@ def rules_of_config(config: RunConfig, shape: ModelShape, **changes: Any) -> Rul
         "block_size": cache.block_size,
         "max_context_tokens": shape.max_context_tokens,
         "by_priority": config.scheduler.admission == "priority",
+        "rank_ns_per_token": round(1e6 * getattr(config.policy, "ms_per_token", 0)),
         "scan_limit": config.scheduler.admission_scan_limit,
         "max_bypasses": config.scheduler.max_admission_bypasses,
         "min_loops": None if exits.mode == "fixed" else exits.min_loops,

@@ -12,7 +12,7 @@ from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.errors import InputError, InvariantError
-from policies.core.memory.admission import AdmissionQueue
+from policies.core.memory.admission import AdmissionQueue, ranking
 from policies.core.memory.kv import BlockLedger
 from policies.core.memory.ring import RingLedger
 from policies.core.models.shape import OURO_TINY
@@ -24,7 +24,8 @@ from policies.core.seam.settings import CacheSettings, SchedulerSettings
 def queue_of(
     *requests: Request, order: str = "fcfs", scan_limit: int = 16, max_bypasses: int = 8
 ) -> AdmissionQueue:
-    queue = AdmissionQueue(order, scan_limit, max_bypasses)
+    rank_of = ranking(order == "priority", lambda request: 0)
+    queue = AdmissionQueue(rank_of, scan_limit, max_bypasses)
     for request in requests:
         queue.push(request)
     return queue

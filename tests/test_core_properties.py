@@ -170,6 +170,9 @@ class Perturbed(Policy):
         self.is_wavefront = policy.is_wavefront
         self.chance = random.Random(seed)
 
+    def admission_rank(self, request: Request) -> int:
+        return self.policy.admission_rank(request)
+
     def chooser(self, model: ModelShape) -> Callable[[View], Selection | None]:
         self.choose = self.policy.chooser(model)
         return self.select
@@ -215,7 +218,7 @@ class Perturbed(Policy):
         return Selection(tuple(ranges), loops)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "sjf"])  # whose batches are wcpb's
 def test_whatever_validation_lets_pass_keeps_all_invariants(name: str) -> None:
     @PROFILE
     @given(cases(), st.integers(0, 1_000_000))

@@ -97,6 +97,11 @@ WRONG: dict[str, tuple[list[Selection], Selection, str]] = {
         "staging names depth 0",
     ),
     "more loops than depths": ([START], pick(part(0, 0, 4, 4), loops=5), "loop_count 5"),
+    "a prompt that stops midway because a decode row beside it is through": (
+        [*LOOPING, pick(token(2, 0, 4), loops=1), pick(token(2, 1, 4), loops=1)],
+        pick(token(2, 2, 4), part(0, 1, 0, 4), loops=2),
+        "loop_count 2, neither one depth nor all 3 remaining ones",
+    ),
     "negative loops": ([START], pick(part(0, 1, 0, 4), loops=-1), "loop_count -1"),
     "a request nobody knows": ([START], pick(part(9, 0, 0, 4)), "names request 9, which is not running"),
     "a prompt range in a coda": (

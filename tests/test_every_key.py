@@ -67,6 +67,7 @@ CASES: list[tuple[str, list[str], str]] = [
     ("changes", [*CROWD, SLO], "policy.gaps=banked"),
     ("changes", [*CROWD, SLO], "policy.model=roofline:a100-80gb"),
     ("changes", [*CROWD, SLO], "policy.margin=2"),
+    ("changes", [*CROWD, "policy=sjf"], "policy.ms_per_token=0"),
     ("changes", [], "seed=1"),
     ("named", [], "attention=triton"),
     *(("changes", [], f"slo.{name}=20") for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")),
@@ -246,7 +247,8 @@ def test_the_walk_leaves_no_key_out() -> None:
         "fleet": Fleet, "speculation": SpeculationSettings,
     }  # fmt: skip
     keys = {f"{name}.{item.name}" for name, kind in sections.items() for item in dataclasses.fields(kind)}
-    keys |= {f"policy.{item.name}" for item in dataclasses.fields(POLICIES["slo"])}  # type: ignore[arg-type]
+    for name in ("slo", "sjf"):
+        keys |= {f"policy.{item.name}" for item in dataclasses.fields(POLICIES[name])}  # type: ignore[arg-type]
     keys |= {f"fleet.router.{item.name}" for item in dataclasses.fields(ROUTERS["prefix_affinity"])}  # type: ignore[arg-type]
     keys |= {f"fleet.link.{item.name}" for item in dataclasses.fields(Link)}
     kinds = (TraceSpec, SyntheticSpec, PresetSpec, PromptsSpec)
@@ -254,7 +256,7 @@ def test_the_walk_leaves_no_key_out() -> None:
     keys |= set(SECTIONS) - set(sections) | {"policy"}
     assert keys - walked == set()
     assert [name for name, router in ROUTERS.items() if dataclasses.fields(router)] == ["prefix_affinity"]  # type: ignore[arg-type]
-    assert [name for name, policy in POLICIES.items() if dataclasses.fields(policy)] == ["wcpb", "slo"]  # type: ignore[arg-type]
+    assert [name for name, policy in POLICIES.items() if dataclasses.fields(policy)] == ["wcpb", "slo", "sjf"]  # type: ignore[arg-type]
 
 
 def test_the_executor_names_what_it_does_not_use() -> None:

@@ -10,8 +10,9 @@ from worlds import VARIANTS
 
 from policies.core.seam.batch import PROMPT_STAGES, ExecutionBatch, Stage
 from policies.core.seam.policy import Policy
-from policies.core.seam.request import Request
-from policies.core.seam.settings import SchedulerSettings
+from policies.core.seam.request import Request, Status
+from policies.core.seam.settings import CacheSettings, SchedulerSettings
+from policies.sjf import ShortestFirst
 from policies.slo import Slo
 from policies.wcpb import Wavefront
 
@@ -43,7 +44,7 @@ def test_a_request_that_waits_for_blocks_is_overtaken_no_more_often_than_allowed
 ) -> None:
     """One holds half of the pool for long, the next needs more than the other half, and small ones keep
     coming."""
-    small = [Request(10 + at, 2 + at, 16, 4) for at in range(30)]
+    small = [Request(10 + at, 2_000 + at, 16, 4) for at in range(30)]
     limits = SchedulerSettings(4, 64, 16, max_admission_bypasses=max_bypasses)
     result = run(policy, [Request(0, 0, 160, 60), Request(1, 1, 240, 2), *small], limits, num_blocks=4 * 24)
     admitted = [item.request_id for batch in result.batches for item in batch.transfers.allocations]
@@ -145,3 +146,32 @@ def test_looping_tokens_beyond_the_budget_take_turns(policy: Policy) -> None:
     )
     for at in range(6):
         assert longest_gap(batches_of(result, at, (Stage.RECURRENT,))) <= 8
+
+
+@pytest.mark.parametrize("ns_per_token", [0, 20, 80, 1000])
+def test_shortest_first_lets_a_long_prompt_be_overtaken_within_its_bound_and_not_beyond(
+    ns_per_token: int,
+) -> None:
+    """One place, which is taken until all have come. Before the long prompt go those short ones that came
+    less than the difference of the prompts times `ms_per_token` after it, in order, and no later one."""
+    long, short = Request(1, 1, 400, 1), [Request(at, 500 * at, 20, 1) for at in range(2, 80)]
+    policy = ShortestFirst(ms_per_token=ns_per_token / 1e6)
+    result = run(policy, [Request(0, 0, 16, 64), long, *short], SchedulerSettings(1, 64, 16))
+    admitted = [item.request_id for batch in result.batches for item in batch.transfers.allocations]
+    bound_ns = long.arrival_ns + (400 - 20) * ns_per_token
+    assert admitted[1 : admitted.index(1)] == [at for at in range(2, 80) if 500 * at < bound_ns]
+    assert admitted[admitted.index(1) + 1 :] == [at for at in range(2, 80) if 500 * at >= bound_ns]
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_prompt_that_shorter_ones_preempt_comes_to_its_end_while_they_keep_coming(preemption: str) -> None:
+    """A pool for one long and two short requests, and short ones for ever: they take what the long one holds
+    five times at most."""
+    short = [Request(at, 9_000 * at, 24, 12) for at in range(1, 120)]
+    cache = CacheSettings(8, 4 * 34, allocation="incremental", preemption=preemption)  # type: ignore[arg-type]
+    policy = ShortestFirst(ms_per_token=1.0)  # the whole run lies within its bound
+    result = run(policy, [Request(0, 0, 180, 60), *short], SchedulerSettings(8, 64, 16), cache=cache)
+    records = result.records
+    assert 0 < records[0].preemptions <= 5
+    assert records[0].output_tokens == 60
+    assert all(records[at].status is Status.FINISHED for at in range(120))

@@ -22,14 +22,19 @@ from policies.core.seam.policy import Policy
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.registry import POLICIES
+from policies.sjf import ShortestFirst
 from policies.slo import Slo
+
+SJF_NS_PER_TOKEN = 8
+"""A prompt of 48 tokens then ranks behind what comes 384 ns later: requests of these worlds come so far
+apart."""
 
 
 def variants() -> dict[str, Policy]:
     """Every policy of the registry by its name, once for every setting of its switches."""
     found = {}
     for name, kind in POLICIES.items():
-        if kind is Slo:
+        if kind in (Slo, ShortestFirst):
             continue
         switches = [item.name for item in fields(kind) if isinstance(item.default, bool)]
         for values in product((True, False), repeat=len(switches)):
@@ -38,6 +43,7 @@ def variants() -> dict[str, Policy]:
                 f"{key}={value}" for key, value in vars(policy).items() if value != getattr(kind(), key)
             ]
             found["-".join([name, *changed])] = policy
+    found["sjf"] = ShortestFirst(ms_per_token=SJF_NS_PER_TOKEN / 1e6)
     for gaps in ("strict", "banked"):
         found[f"slo-{gaps}"] = Slo(ttft_ms=5.0, itl_ms=1.0, gaps=gaps, model="roofline:h200")
     return found
@@ -126,6 +132,7 @@ class RandomWorld:
             block_size=self.cache.block_size,
             max_context_tokens=self.max_context_tokens,
             by_priority=self.scheduler.admission == "priority",
+            rank_ns_per_token=SJF_NS_PER_TOKEN if policy.name == "sjf" else 0,
             scan_limit=self.scheduler.admission_scan_limit,
             max_bypasses=self.scheduler.max_admission_bypasses,
             concurrency=self.concurrency,

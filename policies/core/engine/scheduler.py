@@ -73,7 +73,12 @@ class Scheduler:
         self.max_context_tokens = model.max_context_tokens
         chunks = policy.resident_chunks(model.num_loops)
         self.residents = Residents(
-            model, settings, cache, chunks, self.exits if self.exits.draft_loops else None
+            model,
+            settings,
+            cache,
+            chunks,
+            self.exits if self.exits.draft_loops else None,
+            policy.admission_rank,
         )
         self.allocator = Allocator(self.residents, cache, settings.max_num_seqs)
         self.blocks = self.residents.blocks

@@ -202,7 +202,13 @@ def _through_depths(
             rows += 1
         else:
             mask = _check_prompt_range(item, state, loops, depths_run.get(request_id, 0))
-            if 1 < loops != num_loops - item.depth and not has_decode:  # decode rows check their own boundary
+            # Beside decode rows it may also come back where one that stood with it would have to.
+            boundary = exits.boundary(item.depth) if has_decode else num_loops
+            if (
+                1 < loops != num_loops - item.depth
+                and item.depth + loops != boundary
+                and not (has_decode and exits.draft_loops)
+            ):
                 raise SelectionError(
                     f"{item} with loop_count {loops}, neither one depth nor all {num_loops - item.depth} "
                     "remaining ones"

@@ -10,15 +10,29 @@ from collections.abc import Callable
 
 from policies.core.seam.request import Request
 
+Rank = tuple[int, int, int, int]
+"""Where a request stands in the total order in which all are let in and served; the last in it is preempted
+first. It never changes: (priority, 0 unless that counts; what the policy says; arrival; id)."""
+
+
+def ranking(by_priority: bool, admission_rank: Callable[[Request], int]) -> Callable[[Request], Rank]:
+    """The order of a run whose policy ranks requests by `admission_rank`."""
+
+    def rank_of(request: Request) -> Rank:
+        priority = request.priority if by_priority else 0
+        return (priority, admission_rank(request), request.arrival_ns, request.request_id)
+
+    return rank_of
+
 
 class AdmissionQueue:
-    """Waiting requests in order of (arrival, id), or (priority, arrival, id) under priority admission."""
+    """Waiting requests in the order of `rank_of`."""
 
-    def __init__(self, order: str, scan_limit: int, max_bypasses: int) -> None:
-        self._by_priority = order == "priority"
+    def __init__(self, rank_of: Callable[[Request], Rank], scan_limit: int, max_bypasses: int) -> None:
+        self._rank_of = rank_of
         self._scan_limit = scan_limit
         self._max_bypasses = max_bypasses
-        self._heap: list[tuple[int, int, int, Request]] = []
+        self._heap: list[tuple[Rank, Request]] = []
         self._bypasses: dict[int, int] = {}
         self._withdrawn: set[int] = set()
 
@@ -26,8 +40,7 @@ class AdmissionQueue:
         return len(self._heap) - len(self._withdrawn)
 
     def push(self, request: Request) -> None:
-        rank = request.priority if self._by_priority else 0
-        heapq.heappush(self._heap, (rank, request.arrival_ns, request.request_id, request))
+        heapq.heappush(self._heap, (self._rank_of(request), request))
 
     def withdraw(self, request_id: int) -> None:
         """Take a waiting request out of the queue; its entry goes when it comes to the head."""
@@ -36,9 +49,9 @@ class AdmissionQueue:
 
     def head(self) -> Request | None:
         """The first request that still waits."""
-        while self._heap and self._heap[0][2] in self._withdrawn:
-            self._withdrawn.discard(heapq.heappop(self._heap)[2])
-        return self._heap[0][3] if self._heap else None
+        while self._heap and self._heap[0][1].request_id in self._withdrawn:
+            self._withdrawn.discard(heapq.heappop(self._heap)[1].request_id)
+        return self._heap[0][1] if self._heap else None
 
     def pop_admissible(self, fits: Callable[[Request], bool]) -> Request | None:
         """Remove and return the first request that fits and may go, or None.
@@ -47,7 +60,7 @@ class AdmissionQueue:
         bypassed `max_bypasses` times ends the scan. With a limit of 2 and a head that never fits, the third
         request behind it waits.
         """
-        overtaken: list[tuple[int, int, int, Request]] = []
+        overtaken: list[tuple[Rank, Request]] = []
         chosen = None
         while len(overtaken) < self._scan_limit and (request := self.head()) is not None:
             if fits(request):
@@ -60,7 +73,8 @@ class AdmissionQueue:
         for entry in overtaken:
             heapq.heappush(self._heap, entry)
             if chosen is not None:
-                self._bypasses[entry[2]] = self._bypasses.get(entry[2], 0) + 1
+                request_id = entry[1].request_id
+                self._bypasses[request_id] = self._bypasses.get(request_id, 0) + 1
         if chosen is not None:
             self._bypasses.pop(chosen.request_id, None)
         return chosen

@@ -4,8 +4,7 @@ in `residents.py`.
 Under `allocation: incremental` a request begins with blocks for what is known of it, or for its first chunk,
 and gets the others step by step. The first in order is served first; when blocks run out, those after it are
 preempted, the last in order first. So the first in order always makes progress, and no run comes to a halt;
-`pressure.py` says why nobody is preempted for ever. Order is (arrival, id), or (priority, arrival, id) under
-priority admission.
+`pressure.py` says why nobody is preempted for ever. Order is `admission.Rank`.
 """
 
 from collections.abc import Iterable
@@ -113,7 +112,11 @@ class Allocator:
     def _keeps_guards(self, claim: Claim) -> bool:
         residents = self._residents
         return not self._grows or keeps_guards(
-            claim.request, claim.state, residents.running.values(), residents.by_priority, residents.blocks
+            claim.request,
+            residents.rank_of(claim.request),
+            claim.state,
+            residents.running.values(),
+            residents.blocks,
         )
 
     def _make_room_for_head(self, plan: TransferPlan) -> bool:

@@ -11,6 +11,7 @@ number are not bound by it: they take what they need.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from policies.core.memory.admission import Rank
 from policies.core.memory.kv import BlockLedger
 from policies.core.progress.state import RequestState
 from policies.core.seam.request import Request
@@ -20,11 +21,6 @@ MOST_PREEMPTIONS = 5
 bound from 5 on, 12 % slower at 3 and 26 % at 1."""
 
 
-def rank_of(request: Request | RequestState, by_priority: bool) -> tuple[int, int, int]:
-    """The total order in which requests are served: the last in it is preempted first."""
-    return (request.priority if by_priority else 0, request.arrival_ns, request.request_id)
-
-
 def is_guarded(state: RequestState | None) -> bool:
     """Whether a request is no longer preempted for blocks that its equals need."""
     return state is not None and state.num_preemptions >= MOST_PREEMPTIONS
@@ -32,28 +28,27 @@ def is_guarded(state: RequestState | None) -> bool:
 
 def keeps_guards(
     request: Request,
+    rank: Rank,
     state: RequestState | None,
     running: Iterable[RequestState],
-    by_priority: bool,
     blocks: BlockLedger,
 ) -> bool:
-    """Whether `request`, which comes in as `state`, may run beside `running`: all up to the last guarded one
-    of its priority, itself included, fit whole.
+    """Whether `request`, of `rank`, which comes in as `state`, may run beside `running`: all up to the last
+    guarded one of its priority, itself included, fit whole.
 
     A pool of 20 groups; A, which needs 8 in the end, and guarded B, which needs 10, run. C with 5 may come in
     when it goes after B in order, and not when it goes before it: A, C and B need 23.
     """
-    me = rank_of(request, by_priority)
-    members = [(me, request, is_guarded(state))]
+    members = [(rank, request, is_guarded(state))]
     for other in running:
         if not other.is_ended:
-            members.append((rank_of(other, by_priority), other.request, is_guarded(other)))
+            members.append((other.rank, other.request, is_guarded(other)))
     if not any(guarded for _, _, guarded in members):
         return True
     total = 0
-    for rank, member, guarded in sorted(members, key=lambda item: item[0]):
+    for place, member, guarded in sorted(members, key=lambda item: item[0]):
         total += blocks.groups_for(member.num_kv_positions)
-        if guarded and rank[0] == me[0] and rank >= me and total > blocks.num_groups:
+        if guarded and place[0] == rank[0] and place >= rank and total > blocks.num_groups:
             return False
     return True
 

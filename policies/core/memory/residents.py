@@ -5,14 +5,15 @@ Knows no batch, no policy and no time; `policies.core.engine.scheduler` tells it
 collected.
 """
 
+from collections.abc import Callable
+
 from policies.core.errors import InvariantError
-from policies.core.memory.admission import AdmissionQueue
+from policies.core.memory.admission import AdmissionQueue, ranking
 from policies.core.memory.claims import Claim, Claims
 from policies.core.memory.kv import BlockLedger
 from policies.core.memory.plan import TransferPlan
 from policies.core.memory.preempted import PreemptedRequests
 from policies.core.memory.prefixes import Prefixes
-from policies.core.memory.pressure import rank_of
 from policies.core.memory.ring import RingLedger
 from policies.core.models.shape import ModelShape
 from policies.core.progress.frontier import PromptProgress
@@ -25,7 +26,8 @@ from policies.core.seam.settings import CacheSettings, SchedulerSettings
 
 class Residents:
     """Running, waiting and preempted requests of one run, whose tokens are guessed by `guessing` (None: they
-    are not). `cache.num_blocks` must be set."""
+    are not), in the order of priority admission, where that is on, and `admission_rank`. `cache.num_blocks`
+    must be set."""
 
     def __init__(
         self,
@@ -33,15 +35,18 @@ class Residents:
         settings: SchedulerSettings,
         cache: CacheSettings,
         slots_per_ring: int,
-        guessing: ExitRule | None = None,
+        guessing: ExitRule | None,
+        admission_rank: Callable[[Request], int],
     ) -> None:
         assert cache.num_blocks is not None, "the backend sizes the KV pool before a run"
         planes = cache.planes(model.num_loops)
         self.blocks = BlockLedger(cache.num_blocks, cache.block_size, planes)
         self.prefixes = Prefixes(self.blocks, cache.prefix_caching)
         self.rings = RingLedger(settings.max_num_seqs, slots_per_ring)
+        self.by_priority = settings.admission == "priority"
+        self.rank_of = ranking(self.by_priority, admission_rank)
         self.waiting = AdmissionQueue(
-            settings.admission, settings.admission_scan_limit, settings.max_admission_bypasses
+            self.rank_of, settings.admission_scan_limit, settings.max_admission_bypasses
         )
         self.running: dict[int, RequestState] = {}
         self.order: tuple[RequestState, ...] = ()
@@ -51,7 +56,6 @@ class Residents:
         self.surplus_rows = 0
         """Rows run for requests that had ended, tokens that had left the loop, and guesses that came to
         nothing."""
-        self.by_priority = settings.admission == "priority"
         self.yields_to_priority = self.by_priority and cache.preemption != "off"
         self.may_admit = False
         """Whether something has happened since nobody more could be let in that may let somebody in."""
@@ -130,7 +134,7 @@ class Residents:
         if state is None or swapped is None:
             prompt = self._prompt_progress(claim.prompt_tokens, num_reused * self.blocks.block_size)
             if state is None:
-                state = RequestState(request, prompt, self._guessing)
+                state = RequestState(request, prompt, self.rank_of(request), self._guessing)
             else:
                 state.start_again(prompt)
             self.prefixes.started(state, num_reused, claim.state is not None)
@@ -244,12 +248,7 @@ class Residents:
 
     def reorder(self) -> None:
         """Put those who run in order again: somebody came in or went."""
-        self.order = tuple(
-            sorted(
-                self.running.values(),
-                key=lambda state: rank_of(state, self.by_priority),
-            )
-        )
+        self.order = tuple(sorted(self.running.values(), key=lambda state: state.rank))
 
     def check_integrity(self) -> None:
         """Raise `InvariantError` unless blocks, rings and running requests account for one another, id by

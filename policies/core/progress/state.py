@@ -34,7 +34,7 @@ class RequestState:
         "admitted_seq", "arrival_ns", "block_groups", "depth", "first_scheduled_ns", "guessing", "is_ended",
         "last_seq", "last_token_ns", "max_tokens", "num_output_tokens", "num_preemptions", "num_published",
         "num_scheduled_outputs", "order", "phase", "position", "priority", "prompt", "prompt_tokens",
-        "request", "request_id", "ring_id", "surplus_until", "tokens", "undecided_until",
+        "rank", "request", "request_id", "ring_id", "surplus_until", "tokens", "undecided_until",
     )  # fmt: skip
 
     admitted_seq: int
@@ -58,6 +58,8 @@ class RequestState:
     priority: int
     prompt: PromptProgress
     prompt_tokens: int
+    rank: tuple[int, int, int, int]
+    """Its place in the order of admission, see `policies.core.memory.admission.Rank`."""
     request: Request
     request_id: int
     ring_id: int
@@ -65,8 +67,15 @@ class RequestState:
     tokens: TokenRows | None
     undecided_until: int
 
-    def __init__(self, request: Request, prompt: PromptProgress, guessing: ExitRule | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        prompt: PromptProgress,
+        rank: tuple[int, int, int, int],
+        guessing: ExitRule | None,
+    ) -> None:
         values: dict[str, object] = {
+            "rank": rank,
             "request": request,
             "request_id": request.request_id,
             "arrival_ns": request.arrival_ns,

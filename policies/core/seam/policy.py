@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
 from policies.core.seam.batch import Selection
+from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.core.seam.view import View
 
@@ -47,6 +48,13 @@ class Policy(ABC):
     @abstractmethod
     def select(self, view: View) -> Selection | None:
         """Propose the next batch, or None when no running request has anything left to schedule."""
+
+    def admission_rank(self, request: Request) -> int:
+        """Where a request stands, lower first, among those of its priority: in whose order requests are let
+        in, given blocks and, from the last on, preempted. It is asked when a request comes and must always
+        say the same; equals go by arrival. A rank that grows with the arrival time keeps anybody from waiting
+        for ever."""
+        return 0
 
     def chooser(self, model: ModelShape) -> Callable[[View], Selection | None]:
         """What is asked in runs of `model`: `select`, unless a policy consults what depends on the model, and

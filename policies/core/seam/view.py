@@ -72,16 +72,16 @@ class RequestView(Protocol):
 class View(NamedTuple):
     """The scheduler's state as a policy may read it at one selection.
 
-    `running` is in admission order, (arrival, id) under fcfs; `prompts`, `preludes`, `codas` and `looping`
-    are its members by what they need next. Frontiers are scheduled progress: work already submitted counts as
-    done, because the device is a FIFO. `exits` says after how many loops decoded tokens may leave, so which
-    depth boundaries decode rows need; when they do is not known here. Where tokens are guessed each row of a
-    request is a member of its own, told by its position; one that has `num_before` rows of its request before
-    it may run no depth that these have not run, or run with it. `drafts` are those from which the next token
-    may be guessed now, together with the `codas`. `prompt_batches_since_decode` are prompt batches submitted
-    since decode rows last ran a recurrent depth. `seq` is the number of the batch that is formed now.
-    `in_flight` are the batches before it that are not collected, and `device_free_ns` is when the device
-    ended the last one that is: what of the present is not yet in a frontier.
+    `running` is in the order of admission (`policies.core.memory.admission.Rank`); `prompts`, `preludes`,
+    `codas` and `looping` are its members by what they need next. Frontiers are scheduled progress: work
+    already submitted counts as done, because the device is a FIFO. `exits` says after how many loops decoded
+    tokens may leave, so which depth boundaries decode rows need; when they do is not known here. Where tokens
+    are guessed each row of a request is a member of its own, told by its position; one that has `num_before`
+    rows of its request before it may run no depth that these have not run, or run with it. `drafts` are those
+    from which the next token may be guessed now, together with the `codas`. `prompt_batches_since_decode` are
+    prompt batches submitted since decode rows last ran a recurrent depth. `seq` is the number of the batch
+    that is formed now. `in_flight` are the batches before it that are not collected, and `device_free_ns` is
+    when the device ended the last one that is: what of the present is not yet in a frontier.
     """
 
     now_ns: int
