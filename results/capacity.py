@@ -15,7 +15,7 @@ from rich.text import Text
 
 from results.files import user_file
 from results.identity import policy_order
-from results.table import plain_table
+from results.table import plain_table, transfer_notes
 
 Answer = Mapping[str, Any]
 NAMES = {"ttft_ms": "TTFT", "itl_ms": "ITL", "tpot_ms": "TPOT", "e2e_ms": "E2E", "refused": "refused"}
@@ -197,6 +197,7 @@ def sentences(rows: Sequence[Row]) -> list[str]:
             f"best there is is {best.policy} at chunk {best.chunk_tokens}, and there requests are late by "
             f"{best.limit}"
         )
+    found += transfer_notes(str(item["device"]) for row in rows for item in row.answers)
     if any(row.is_open for row in able):
         found.append("or more: the objectives hold however fast these requests come; take more of them")
     return found

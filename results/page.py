@@ -6,6 +6,7 @@ Figures only: what a page says in words is `results.report`'s. Nothing here read
 go to the page as data.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from bokeh.models import (
     DataTable,
     FixedTicker,
     HoverTool,
+    HTMLTemplateFormatter,
     NumberFormatter,
     Range1d,
     Select,
@@ -24,6 +26,7 @@ from bokeh.models import (
 )
 from bokeh.resources import Resources
 
+from results.difference import Row, figure_names
 from results.load import Run
 from results.page_figures import LATENCIES, new_figure, number, shown_text
 from results.plots.cdf import tail_steps
@@ -214,15 +217,21 @@ def wavefront_parts(runs: Sequence[Run], source: ColumnDataSource) -> tuple[Any,
     return choice, plot, len(waves["run"])
 
 
-def difference_table(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], figures: Sequence[str]
-) -> DataTable:
-    """Differences of two sides as text, one row for each pair; a click on a head sorts."""
-    data = {name: [shown_text(str(row[name])) for row in rows] for name in (*names, *figures)}
-    columns = [
-        TableColumn(field=name, title=name, width=160 if name in names else 190, formatter=StringFormatter())
-        for name in data
-    ]
+def difference_table(rows: Sequence[Row]) -> DataTable:
+    """Differences of two sides, one row for each pair; a click on a head sorts by the difference itself,
+    those without one at an end."""
+    names, figures = ("workload", "policy", "chunk"), figure_names(rows)
+    data: dict[str, list[Any]] = {
+        name: [shown_text(row.names[at]) for row in rows] for at, name in enumerate(names)
+    }
+    data["chunk"] = [row.a.chunk_tokens for row in rows]
+    columns = [TableColumn(field=name, title=name, width=160, formatter=_plain(name)) for name in names]
+    for at, name in enumerate(figures):
+        found = [{item.name: item for item in row.figures}.get(name) for row in rows]
+        data[f"change{at}"] = [-math.inf if item is None else item.change for item in found]
+        data[f"text{at}"] = ["-" if item is None else str(item) for item in found]
+        shown = HTMLTemplateFormatter(template=f"<%- text{at} %>")
+        columns.append(TableColumn(field=f"change{at}", title=name, width=190, formatter=shown))
     return DataTable(
         source=ColumnDataSource(data),
         columns=columns,

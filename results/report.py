@@ -16,7 +16,7 @@ import pandas as pd
 
 from policies.core.errors import InputError
 from results.difference import LEGEND as LEGEND_OF_DIFFERENCES
-from results.difference import Row, figure_names, places, verdicts
+from results.difference import Row, places, verdicts
 from results.files import user_file
 from results.identity import policy_order, printable
 from results.load import Run
@@ -138,16 +138,7 @@ def write_difference(
     pictures."""
     from results import page, page_figures
 
-    names, figures = ("workload", "policy", "chunk"), figure_names(rows)
-    texts = [
-        {
-            **dict(zip(names, row.names, strict=True)),
-            **dict.fromkeys(figures, "-"),
-            **{item.name: str(item) for item in row.figures},
-        }
-        for row in rows
-    ]
-    models: dict[str, Any] = {"differences": page.difference_table(texts, names, figures)}
+    models: dict[str, Any] = {"differences": page.difference_table(rows)}
     body = [
         f"<h1>{len(rows)} pairs of runs, B against A</h1>",
         _mark("differences"),

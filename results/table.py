@@ -3,7 +3,7 @@ a terminal."""
 
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -185,7 +185,17 @@ def print_table(summaries: Sequence[Summary], file: TextIO | None = None) -> Non
     print_whole(comparison_table(summaries, marks_best=not is_terminal), file)
     if not is_terminal:
         file.write(f"* best of its workload, or within {MIN_LEAD:.0%} of it\n")
-    file.write("\n".join(LEGEND) + "\n")
+    file.write("\n".join([*LEGEND, *transfer_notes(item["device"] for item in summaries)]) + "\n")
+
+
+def transfer_notes(devices: Iterable[str]) -> list[str]:
+    """What must be known of figures on a device that was scaled to another card, if one of `devices` was."""
+    names = {name for item in devices for name in item.split("+") if name.startswith("transfer:")}
+    return [
+        f"{printable(name)} is scaled by datasheets, not measured: no second card was profiled with these "
+        "kernels, so its error is unknown (`python -m sim transfer` has all that is known)"
+        for name in sorted(names)
+    ]
 
 
 def print_whole(table: Table, file: TextIO) -> None:

@@ -213,8 +213,8 @@ def _capacity(options: argparse.Namespace) -> int:
     from sim.capacity.command import capacity
 
     _check_jobs(options.jobs)
-    if options.seeds is not None and options.seeds < 1:
-        raise InputError(f"--seeds: {options.seeds}, expected at least 1")
+    if options.seeds is not None and not 1 <= options.seeds <= 1000:
+        raise InputError(f"--seeds: {options.seeds}, expected at least 1 and at most 1,000")
     rows = capacity(
         options.config,
         options.set,

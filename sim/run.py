@@ -63,7 +63,9 @@ class Simulation:
         from clients and none is known.
         """
         if config.fleet is not None:
-            raise InputError(f"{config.where}: fleet: of the simulator's commands run and sweep take one")
+            raise InputError(
+                f"{config.where}: fleet: of the simulator's commands run, sweep and capacity take one"
+            )
         model = model_shape(config)
         latency = load_device(config.device, model)
         config.policy.check(model, config.scheduler, config.cache)

@@ -20,7 +20,7 @@ from policies.config.runconfig import RunConfig, load_config, parse_config
 from policies.core.errors import InputError
 from results.load import load_run
 from sim.capacity.axes import PRECISION, RateAxis, at_rate, axis_of, one_at_a_time, with_poisson
-from sim.capacity.probe import probe
+from sim.capacity.probe import measured_requests, probe
 from sim.capacity.search import search
 from sim.cli import main
 from sim.run import Simulation, simulate
@@ -293,3 +293,56 @@ def test_where_objectives_hold_at_any_rate_no_file_says_that_the_last_one_tried_
     assert " or more, " in (out / "best.yaml").read_text().splitlines()[0]
     (row,) = csv.DictReader((out / "capacity.csv").open())
     assert row["capacity"] and (row["low"], row["high"]) == ("", "")
+
+
+def test_what_was_kept_and_is_damaged_is_asked_again(tmp_path: Path) -> None:
+    at = at_rate(config(workload={**WORKLOAD, "num_requests": 8}), 900.0)
+    first = probe(at, tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    whole = file.read_text()
+    for damaged in (whole[: len(whole) // 2], whole.replace('"met": ', '"met": 1'), '{"met": 3}', "[]", ""):
+        assert damaged != whole
+        file.write_text(damaged)
+        assert probe(at, tmp_path) == first
+        assert file.read_text() == whole
+    found = file.stat().st_mtime_ns
+    assert probe(at, tmp_path) == first and file.stat().st_mtime_ns == found
+
+
+def test_a_fleet_of_two_kinds_counts_its_cards_and_cannot_be_searched_by_replicas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "one.yaml", tmp_path / "out"
+    workload = {**WORKLOAD, "num_requests": 8}
+    path.write_text(
+        yaml.safe_dump({**BASE, "workload": workload, "fleet": {"prefill": 1, "decode": 1}, "device": "h200"})
+    )
+    arguments = ["capacity", str(path), "--out", str(out), "--jobs", "1", "--seeds", "1"]
+    assert main(arguments) == 0
+    assert "per card" in capsys.readouterr().out
+    (row,) = csv.DictReader((out / "capacity.csv").open())
+    assert float(row["requests_per_s_per_card"]) == pytest.approx(float(row["capacity"]) / 2)
+    assert "executor run" not in (out / "best.yaml").read_text().partition("model:")[0]
+    for override, sentence in (
+        ("seed=0", "fleet.prefill: --axis replicas counts engines that are alike"),
+        ("fleet={devices: [h200, h200]}", "fleet.devices: --axis replicas counts engines that are alike"),
+        ("fleet={replicas: 0}", "fleet.replicas: 0, expected at least 1"),
+    ):
+        assert main([*arguments, "--axis", "replicas", "--set", override]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_requests_left_out_are_left_out_of_those_alone_too(tmp_path: Path) -> None:
+    base = config(measure={"skip_requests": 19})
+    alone = probe(one_at_a_time(base), None, to_the_end=True)
+    assert alone.num_requests == 5
+    workload = Simulation.prepare(base).workload
+    for measure, sentence in (
+        ({"skip_requests": 24}, "leaves none of the 24 requests"),
+        ({"skip_s": 0.01}, "a span in seconds has other requests at every rate"),
+        ({"until_s": 0.05}, "a span in seconds has other requests at every rate"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            other = config(measure=measure)
+            measured_requests(workload, other.measure)
+            axis_of("rate", other, workload)

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from results_runs import write_run
 
+from results.difference import Difference, Row
 from results.load import Run
-from results.report import write_report
+from results.report import write_difference, write_report
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+NAMES = ("chromium", "google-chrome", "google-chrome-stable", "chromium-browser", "chrome", "headless_shell")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 DRIVER = shutil.which("chromedriver")
 HOSTILE = "<img src=x onerror=document.title='owned'>&amp;</script>$$x$$"
 pytestmark = pytest.mark.skipif(
@@ -124,3 +126,32 @@ def test_the_page_works_in_a_browser_without_a_network(driver: Any, page: tuple[
     faults = [item["message"] for item in driver.get_log("browser") if item["level"] == "SEVERE"]
     assert faults == []
     assert HOSTILE in driver.execute_script("return document.body.textContent")
+
+
+def test_differences_sort_by_what_they_are_and_not_by_how_they_are_written(
+    driver: Any, page: tuple[Path, list[Run]]
+) -> None:
+    path, runs = page
+    changes = (0.095, -0.12, 1.01)
+    rows = [
+        Row(run, run, (Difference("requests/s", 1.0, 1.0 + change),), None)
+        for run, change in zip(runs, changes, strict=True)
+    ]
+    write_difference(runs, runs, rows, [], path.with_name("difference.html"))
+    driver.get(path.with_name("difference.html").as_uri())
+    eventually(driver, SHADOW + "return all('.slick-row').length")
+    click = SHADOW + "all('.slick-header-column').find(x => x.textContent.trim() === 'requests/s').click()"
+    for expected in (["-12.0%", "+9.5%", "+101.0%"], ["+101.0%", "+9.5%", "-12.0%"]):
+        driver.execute_script(click)
+        shown = (
+            SHADOW
+            + """
+        const top = row => parseFloat(row.style.top);
+        const rows = all('.slick-pane-right .slick-row').sort((a, b) => top(a) - top(b));
+        const found = rows.map(x => x.textContent.trim());
+        return JSON.stringify(found) === JSON.stringify(arguments_) ? found : null
+        """.replace("arguments_", repr(expected))
+        )
+        assert eventually(driver, shown) == expected
+    faults = [item["message"] for item in driver.get_log("browser") if item["level"] == "SEVERE"]
+    assert faults == []

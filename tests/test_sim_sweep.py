@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from policies.config.grid import load_grid
 from policies.core.errors import InputError
 from results.sweep import workload_labels
 from sim.cli import main
@@ -278,3 +279,15 @@ def test_make_keeps_other_settings_in_another_folder() -> None:
     assert folder() == "results/runs/trace-${name%.*}"
     setting = "SET=workload.limit=3 exit={mode:gate}"
     assert folder(setting) == "results/runs/trace-${name%.*}-workload.limit=3-exit=-mode-gate-"
+
+
+def test_an_unquoted_off_of_an_axis_is_called_off(tmp_path: Path) -> None:
+    path = tmp_path / "off.yaml"
+    path.write_text(
+        "base: {model: ouro-tiny, workload: {kind: preset, name: chat, num_requests: 2}}\n"
+        "grid:\n  - speculation.mode: [off, loops]\n    speculation.acceptance: [0.5]\n"
+        "  - cache: [{preemption: off}, {preemption: swap}]\n"
+    )
+    axes = [point for point, _ in load_grid(path)]
+    assert [point.get("speculation.mode") for point in axes[:2]] == ["off", "loops"]
+    assert [point["cache"]["preemption"] for point in axes[2:]] == ["off", "swap"]

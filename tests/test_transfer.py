@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 from policies.config.runconfig import parse_config
 from policies.core.errors import InputError
@@ -117,3 +118,20 @@ def test_the_path_of_a_model_file_is_that_of_the_config(tmp_path: Path) -> None:
     for device in ({"like": "m.json", "card": "h100"}, "transfer:m.json:h100"):
         config = parse_config({**TINY, "device": device}, tmp_path, "x.yaml")
         assert config.device == config.resolved["device"] == f"transfer:{tmp_path / 'm.json'}:h100"
+
+
+def test_a_table_and_a_capacity_say_that_the_error_of_a_transfer_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "slo": {"ttft_ms": 1e6}}))
+    common = ["--jobs", "1", "--seeds", "1", "--out", str(tmp_path / "out")]
+    words = "transfer:h200:h100 is scaled by datasheets, not measured"
+    assert (
+        main(["capacity", str(path), "--set", "workload.arrival={process: constant, rate: 9}", *common]) == 0
+    )
+    assert words in capsys.readouterr().err
+    assert words in (tmp_path / "out" / "best.yaml").read_text()
+    assert words in (tmp_path / "out" / "capacity.json").read_text()
+    assert main(["run", str(path), "--no-plots", "--out", str(tmp_path / "run")]) == 0
+    assert words in capsys.readouterr().out

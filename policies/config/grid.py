@@ -61,5 +61,16 @@ def _cells(
         for key, value in point.items():
             set_key(cell, key, value)
         spelled = ", ".join(f"{key}={shown(value)}" for key, value in point.items())
-        cells.append((point, parse_config(cell, path.parent, f"{path} at {spelled}")))
+        config = parse_config(cell, path.parent, f"{path} at {spelled}")
+        point = {key: _as_read(value, config.resolved, key.split(".")) for key, value in point.items()}
+        cells.append((point, config))
     return cells
+
+
+def _as_read(value: Any, section: Any, keys: Sequence[str]) -> Any:
+    """`value` of an axis, with `off` for what YAML made of it where `section` has that at `keys`."""
+    if isinstance(value, Mapping):
+        return {key: _as_read(item, section, [*keys, str(key)]) for key, item in value.items()}
+    for key in keys:
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return section if value is False and section == "off" else value

@@ -345,5 +345,6 @@ def _device(raw: object, base_dir: Path, where: str) -> object:
 
 
 def _spell_off(raw: object, key: str) -> object:
-    """YAML 1.1 reads an unquoted `off` as False; put the word back."""
+    """YAML 1.1 reads an unquoted `off` as False; put the word back (`grid` does so for what axes are
+    called)."""
     return {**raw, key: "off"} if isinstance(raw, Mapping) and raw.get(key) is False else raw

@@ -126,14 +126,17 @@ def known_errors(load: Load) -> list[TransferError]:
 
 @cache
 def error_sentence(load: Load) -> str:
-    """What every output says of a transfer: its error where both ends are known."""
+    """What every output says of a transfer: that its error is unknown, and what is known."""
     parts = [
         f"from {item.known} it is {item.median:+.0%} off {item.truth} in the median ({item.least:+.0%} to "
         f"{item.most:+.0%})"
         for item in known_errors(load)
         if not item.is_same_card
     ]
-    return f"the same method between devices that are known, which differ in kernels too: {', '.join(parts)}"
+    return (
+        "how far it is off is unknown, for no second card was profiled with these kernels; between the two "
+        f"engines that are known, which differ in more than the card: {', '.join(parts)}"
+    )
 
 
 def standard_batches() -> Iterator[Work]:

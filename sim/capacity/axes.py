@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from policies.config.runconfig import RunConfig, parse_config
 from policies.core.errors import InputError
+from policies.core.seam.objectives import EVERYTHING
 from workloads.presets import resolve_preset
 from workloads.spec import Closed, Gamma, LiveSpec, Poisson, PresetSpec, TraceSpec, parse_workload
 from workloads.workload import Workload, load_workload
@@ -118,6 +119,17 @@ def axis_of(name: str, config: RunConfig, workload: Workload) -> Axis:
     """The axis `name` for `config`, whose requests are `workload`. Raises `InputError` where its arrivals
     have no rate."""
     rate = rate_of(config, workload)
+    fixed = [key for key in ("prefill", "decode", "devices") if (config.resolved.get("fleet") or {}).get(key)]
+    if name == "replicas" and fixed:
+        raise InputError(
+            f"{config.where}: fleet.{fixed[0]}: --axis replicas counts engines that are alike and do all, "
+            "expected a fleet of replicas and router alone, or --axis rate"
+        )
+    if name == "rate" and (config.measure.skip_s or config.measure.until_s is not None):
+        raise InputError(
+            f"{config.where}: measure: a span in seconds has other requests at every rate, expected "
+            "measure.skip_requests alone"
+        )
     return RateAxis(config, rate) if name == "rate" else ReplicaAxis(config, rate)
 
 
@@ -160,8 +172,11 @@ def at_rate(config: RunConfig, rate: float) -> RunConfig:
 
 
 def one_at_a_time(config: RunConfig) -> RunConfig:
-    """`config` with every request alone: what no rate can be better than."""
+    """`config` with every request alone: what no rate can be better than. Of what is left out only the first
+    requests are known."""
     workload = copy.deepcopy(dict(config.workload))
+    if config.measure != EVERYTHING:
+        config = changed(config, measure={"skip_requests": config.measure.skip_requests})
     if workload["kind"] == "trace" and workload.get("arrival") is None:
         workload.pop("time_scale", None)
         return changed(config, workload={**workload, "rate": 1e6, "concurrency": 1})

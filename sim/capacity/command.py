@@ -9,11 +9,11 @@ from rich.console import Console
 
 from policies.config.runconfig import RunConfig
 from results.capacity import Row, capacity_table, objectives, rows_of, sentences, winner, write_capacity
-from results.files import user_file
+from results.files import cannot_write, user_file
 from results.plots.capacity import plot_capacity
 from results.plots.gallery import Picture, draw_pictures
 from results.rundir import PLOTS
-from results.table import print_whole
+from results.table import print_whole, transfer_notes
 from sim.capacity.axes import at_rate, changed
 from sim.capacity.grid import Answer, Question, burstiness, find_all, load_questions, poisson_questions
 
@@ -35,6 +35,11 @@ def capacity(
     Raises `InputError` for a wrong input, `KeyboardInterrupt` after Ctrl-C; the next call goes on from there.
     """
     questions = load_questions(path, overrides, axis, seeds, out)
+    if cluster is None:  # which says itself that it sees no such folder
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(out, error) from None
     found = find_all(questions, jobs, cluster, out)
     cells: dict[int, list[Answer]] = {}
     for question, answer in found:
@@ -45,7 +50,7 @@ def capacity(
     more: dict[str, object] = {}
     if best is not None:
         won = [question for question, answer in found if any(answer is item for item in best.answers)]
-        if axis == "rate" and best.value is not None:
+        if axis == "rate" and not best.is_open:
             lines += _about_bursts(won, best, jobs, cluster, out, more)
         config = _best_config(won[0], best)
         with user_file(out / BEST) as draft:
@@ -101,10 +106,13 @@ def _best_text(config: RunConfig, best: Row) -> str:
     answer = best.answers[0]
     held = f"{best.value:.4g} requests/s" if answer["axis"] == "rate" else f"{best.value:g} replicas"
     held += " or more, which only more requests can tell," if best.is_open else ""
+    runs = "sim run`" if config.fleet is not None else "sim run` and `python -m executor run`"
+    transferred = "".join(f"# {note}.\n" for note in transfer_notes([answer["device"]]))
     return (
         f"# {held} keep {objectives(answer['slo'])},\n"
-        f"# says a simulation on {answer['device']}. `python -m sim run` and `python -m executor run` take "
-        "this file.\n" + yaml.safe_dump(_plain(config.resolved), sort_keys=False, allow_unicode=True)
+        f"# says a simulation on {answer['device']}. `python -m {runs} take this file.\n"
+        + transferred
+        + yaml.safe_dump(_plain(config.resolved), sort_keys=False, allow_unicode=True)
     )
 
 

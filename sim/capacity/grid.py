@@ -1,7 +1,6 @@
 """A grid of capacity searches: cells and seeds in parallel, what was found kept at once."""
 
 import dataclasses
-import hashlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,11 @@ from policies.config.grid import load_grid
 from policies.config.overrides import read_yaml
 from policies.config.runconfig import RunConfig, load_config
 from policies.core.errors import InputError
-from policies.process.documents import read_json
-from results.files import user_file
 from results.finish import changed_options
 from results.identity import RunIdentity, config_hash, policy_label
 from results.sweep import workload_labels
 from sim.capacity.axes import Axis, axis_of, changed, one_at_a_time, with_poisson
+from sim.capacity.kept import keep, kept, place
 from sim.capacity.probe import Probe, measured_requests, probe
 from sim.capacity.search import Found, search
 from sim.parallel import in_parallel
@@ -93,27 +91,21 @@ def find_all(
     questions: Sequence[Question], jobs: int, cluster: str | None, out: Path
 ) -> list[tuple[Question, Answer]]:
     """Every answer, in order; what was found before is not searched again."""
-    kept = [(question, _kept(question)) for question in questions]
-    todo = [question for question, answer in kept if answer is None]
+    before = [(question, kept(_answer_path(question))) for question in questions]
+    todo = [question for question, answer in before if answer is None]
     # What takes longest goes first, so that no core is left with it at the end.
     todo.sort(key=lambda item: (item.config.policy.name != "slo", item.config.scheduler.chunk_tokens))
-    found = {id(question): answer for question, answer in kept if answer is not None}
+    found = {id(question): answer for question, answer in before if answer is not None}
     for question, answer in in_parallel(_find, todo, jobs, "searches", cluster, out):
         found[id(question)] = answer
     return [(question, found[id(question)]) for question in questions]
 
 
 def _answer_path(question: Question) -> Path:
-    text = f"{config_hash(question.config.resolved)} {inputs_sha256(question.config)} {question.axis}"
-    return question.folder / "answers" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-
-def _kept(question: Question) -> Answer | None:
-    try:
-        answer = read_json(_answer_path(question), "an answer")
-    except InputError:
-        return None
-    return answer if isinstance(answer, dict) else None
+    config = question.config
+    return place(
+        question.folder / "answers", config_hash(config.resolved), inputs_sha256(config), question.axis
+    )
 
 
 def _find(question: Question) -> Answer | None:
@@ -139,8 +131,7 @@ def _find(question: Question) -> Answer | None:
     except KeyboardInterrupt:
         return None
     answer = _answer(question, axis, found, curve, alone)
-    with user_file(_answer_path(question)) as draft:
-        draft.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+    keep(_answer_path(question), answer)
     return answer
 
 
@@ -152,7 +143,7 @@ def _answer(
     step = found.step
     identity = RunIdentity.from_config(config.resolved, "sim", 0, workload=question.label)
     limit = None if step is None or found.is_open else curve.get(step + 1)
-    replicas = (config.resolved.get("fleet") or {}).get("replicas", 1)
+    replicas = len(config.parts())
     rate = None if step is None else axis.requests_per_s(step)
     if step is not None and axis.name == "replicas":
         replicas = int(axis.value(step))

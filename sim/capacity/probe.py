@@ -2,8 +2,6 @@
 any more. What was found is kept under a hash of all that it follows from, and not asked again."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +12,11 @@ from policies.core.engine.runlog import RequestRecord
 from policies.core.errors import InputError
 from policies.core.seam.objectives import EVERYTHING, Objectives, Window
 from policies.core.seam.request import Request, Status
-from policies.process.documents import read_json
 from policies.process.interrupt import CtrlC
-from results.files import user_file
 from results.goodput import Goodput
 from results.identity import config_hash
 from results.window import Span
+from sim.capacity.kept import keep, kept, place
 from sim.fleet import FleetSimulation
 from sim.run import Simulation, inputs_sha256
 from workloads.workload import Workload
@@ -101,25 +98,15 @@ def probe(config: RunConfig, cache: Path | None, *, to_the_end: bool = False) ->
     Raises `KeyboardInterrupt` after Ctrl-C, with nothing kept of this one, and `InputError` for a config that
     cannot run.
     """
-    path = None
-    if cache is not None:
-        text = f"{config_hash(config.resolved)} {inputs_sha256(config)} {to_the_end}"
-        path = cache / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-        found = _kept(path)
-        if found is not None:
-            return found
+    if cache is None:
+        return _simulate(config, to_the_end)
+    path = place(cache, config_hash(config.resolved), inputs_sha256(config), to_the_end)
+    found = kept(path)
+    if found is not None:
+        return Probe(**found)
     result = _simulate(config, to_the_end)
-    if path is not None:
-        with user_file(path) as draft:
-            draft.write_text(json.dumps(dataclasses.asdict(result)) + "\n", encoding="utf-8")
+    keep(path, dataclasses.asdict(result))
     return result
-
-
-def _kept(path: Path) -> Probe | None:
-    try:
-        return Probe(**read_json(path, "a probe"))
-    except (InputError, TypeError):
-        return None
 
 
 def _simulate(config: RunConfig, to_the_end: bool) -> Probe:
@@ -178,10 +165,14 @@ def measured_requests(workload: Workload, window: Window) -> frozenset[int]:
     requests: Sequence[Request] = workload.requests
     if window == EVERYTHING:
         return frozenset(request.request_id for request in requests)
-    if workload.concurrency is not None:
+    in_order = workload.concurrency == 1 and not window.skip_s and window.until_s is None
+    if workload.concurrency is not None and not in_order:
         raise InputError(
             "measure: with a concurrency it is not known beforehand who arrives in the span, expected none"
         )
     records = [RequestRecord(request, number) for number, request in enumerate(requests)]
     span = Span.of(records, window)
-    return frozenset(record.request.request_id for record in records if span.has_request(record))
+    found = frozenset(record.request.request_id for record in records if span.has_request(record))
+    if not found:
+        raise InputError(f"measure: leaves none of the {len(records)} requests, expected some to judge")
+    return found
