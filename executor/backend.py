@@ -49,7 +49,7 @@ class DeviceBackend:
     the gate. `asking` gives prompts and says which token ends an answer early; `roofline` the limit of every
     batch (None: not known, logged as 0); `is_stopped` whether the user wants the run to end; `outputs` takes
     the output token ids of every request as they are collected, and `tell` hears of them; `side` is what a
-    run with two engines says and hears (None: it has one).
+    run with several engines says and hears (None: it has one).
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class DeviceBackend:
         After any of them batches may still be on the device: synchronise before their memory is used for
         something else.
         """
+        if self._side is not None:
+            self._side.start(self._timeline, self._runner.pools)
         loop = self._engine.run()
         asked_ns = self._timeline.now_ns()
         command = next(loop, None)

@@ -52,12 +52,11 @@ class Clientele(Protocol):
 
 
 class WorkloadClients:
-    """The clients of a workload; in a run with two engines, behind what `side` hears."""
+    """The clients of a workload; in a run with several engines, behind what `side` hears."""
 
     columns: tuple[str, ...] = ()
 
     def __init__(self, run: PlannedRun, session: Session, side: Side | None = None) -> None:
-        self._side, self._pools = side, session.pools
         config, workload, shape = run.config, run.workload, run.shape(session.shape)
         self.inbox: Inbox = workload.clients() if side is None else side.inbox
         self.oracle = workload.oracle
@@ -83,8 +82,6 @@ class WorkloadClients:
     @contextmanager
     def open(self, timeline: Timeline) -> Iterator[Callable[[], bool]]:
         with CtrlC() as ctrl_c:
-            if self._side is not None:
-                self._side.start(timeline, self._pools)
             yield lambda: ctrl_c.is_pressed
 
     def fault(self) -> Exception | None:

@@ -32,6 +32,7 @@ from policies.core.engine.runlog import RequestRecord
 from policies.core.errors import WriteError
 from policies.core.seam.oracle import Foresight
 from policies.costs.limit import Roofline
+from results.csvlog import Columns, read_rows
 from results.files import drafted
 from results.finish import write_outputs
 from results.identity import RunIdentity
@@ -170,6 +171,7 @@ def execute(
                 **{name: value - before[name] for name, value in session.programs.counters().items()},
                 "swap_s": runner.swap_ns / 1e9,
                 **at_end._asdict(),
+                **(side.figures() if side is not None else {}),
                 "padded_row_fraction": runner.padded_row_fraction(),
                 "audited_rows": address_audit.rows_checked if address_audit else None,
                 **ending.as_summary(),
@@ -269,6 +271,12 @@ def write_tokens(path: Path, tokens: dict[int, list[int]]) -> None:
         writer.writerows(
             (request_id, " ".join(map(str, tokens[request_id]))) for request_id in sorted(tokens)
         )
+
+
+def read_tokens(path: Path) -> dict[int, list[int]]:
+    """What `write_tokens` wrote."""
+    columns = Columns(("request_id", "token_ids"), ())
+    return {row.whole("request_id"): row.wholes("token_ids") for row in read_rows(path, columns)}
 
 
 def versions() -> dict[str, str]:

@@ -66,7 +66,7 @@ class Runner:
         sampling: Callable[[int], Sampling] = lambda request_id: GREEDY,
     ) -> None:
         self._model = model
-        self._pools = pools
+        self.pools = pools
         self._programs = programs
         self._timeline = timeline
         self._seed = seed
@@ -115,11 +115,11 @@ class Runner:
         for allocation in transfers.allocations:
             request_id, ring_id, groups = allocation.request_id, allocation.ring_id, allocation.block_groups
             self.requests[request_id] = RunningRequest(request_id, ring_id, prompts[request_id], groups)
-            self._pools.admit(allocation)
+            self.pools.admit(allocation)
         for growth in transfers.growths:
             request = self.requests[growth.request_id]
             request.block_groups += growth.block_groups
-            self._pools.write_groups(request.ring_id, growth.first_group, growth.block_groups)
+            self.pools.write_groups(request.ring_id, growth.first_group, growth.block_groups)
         if self._swap is not None:
             for allocation in transfers.allocations:
                 if allocation.request_id in self._swap:

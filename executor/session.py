@@ -81,8 +81,8 @@ class PlannedRun:
 
 
 class Session:
-    """Loads `configs` onto `device` ("cuda" or "cpu"). Raises `InputError` before memory is taken where it
-    can."""
+    """Loads `configs` onto `device` ("cuda" or "cpu"), but for the weights where another one is `like` it.
+    Raises `InputError` before memory is taken where it can."""
 
     def __init__(
         self,
@@ -93,6 +93,7 @@ class Session:
         is_served: bool = False,
         dtype: torch.dtype | None = None,
         after_loop: Callable[[int, torch.Tensor], None] | None = None,
+        like: "Session | None" = None,
     ) -> None:
         check_alike(configs)
         first = configs[0]
@@ -117,10 +118,11 @@ class Session:
         for run in runs:
             check_some_request_fits(run.with_blocks(enough), self.shape)
         num_bytes = weight_bytes(self.shape, self.dtype)
-        check_memory(self.device, num_bytes, f"the weights of {self.shape.name}")
+        if like is None:
+            check_memory(self.device, num_bytes, f"the weights of {self.shape.name}")
         self.notes += choose_threads(self.device, num_bytes)
         try:
-            weights = self._load(source.shape)
+            weights = self._load(source.shape) if like is None else like.model.weights
             default_blocks = blocks_that_fit(
                 self.shape, block_size, planes, num_rings, max_positions, self.dtype, self.device
             )

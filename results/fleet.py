@@ -131,7 +131,7 @@ def write_fleet(
         notes=notes,
     )
     roles = [scheduler.handover.role for scheduler in schedulers]
-    account = _account(config.resolved["fleet"], roles, own, logs, places)
+    account = fleet_account(config.resolved["fleet"], roles, own, logs, places)
     if transfers is not None:
         account |= transfers(1e9 * run_s(summary))
     extra = {**(extra or {}), "fleet": account}
@@ -146,7 +146,7 @@ def write_fleet(
     return summary
 
 
-def _account(
+def fleet_account(
     fleet: Mapping[str, Any],
     roles: Sequence[Role],
     own: Sequence[Mapping[str, Any]],

@@ -76,7 +76,7 @@ class FleetSimulation:
     def notes(self) -> tuple[str, ...]:
         """What the engines' summaries say, each sentence once."""
         own = [note for part in self.parts for note in part.notes]
-        return tuple(dict.fromkeys([*own, *ignored_apart(self.config)]))
+        return tuple(dict.fromkeys([*own, *ignored_apart(self.config, "sim")]))
 
     def engines(
         self,

@@ -1,1 +1,1 @@
-"""Two engines of one run: one computes prompts and sends them, chunk by chunk, to the one that decodes."""
+"""Several engines of one run: some compute prompts and send them, chunk by chunk, to those that decode."""

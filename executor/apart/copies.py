@@ -17,7 +17,9 @@ class Copies:
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
-        self._kv = (pools.kv.k, pools.kv.v)
+        self._dtype = pools.kv.k.dtype
+        # A copy moves the widest words that there are, whatever they say.
+        self._kv = [pool.flatten(2).view(torch.int64) for pool in (pools.kv.k, pools.kv.v)]
         self._device = pools.kv.k.device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
@@ -25,16 +27,13 @@ class Copies:
         """The chunk as a buffer, and when what it was copied from is free again."""
         with self._own_stream():
             blocks = self._blocks(command.block_groups)
-            shape = (2, self._kv[0].shape[0], len(blocks), *self._kv[0].shape[2:])
-            num_kv = torch.Size(shape).numel()
-            width = self._pools.hidden.shape[1] if command.is_last else 0
-            buffer = torch.empty(num_kv + width, dtype=self._kv[0].dtype, device=self._device)
-            for pool, part in zip(self._kv, buffer[:num_kv].view(shape), strict=True):
+            planes, hidden = self._shape(len(blocks)), self._hidden(command)
+            width = hidden.view(torch.int64).numel() if command.is_last else 0
+            buffer = torch.empty(planes.numel() + width, dtype=torch.int64, device=self._device)
+            for pool, part in zip(self._kv, buffer[: planes.numel()].view(planes), strict=True):
                 torch.index_select(pool, 1, blocks, out=part)
             if command.is_last:
-                buffer[num_kv:].copy_(
-                    self._pools.hidden[self._pools.decode_row(command.ring_id, command.end - 1)]
-                )
+                buffer[planes.numel() :].view(self._dtype).copy_(hidden)
             return buffer, Passed(self._stream)
 
     def put(self, command: Import, buffer: torch.Tensor, after: "Passed | None") -> None:
@@ -45,16 +44,13 @@ class Copies:
                 self._stream.wait_event(after.event)
             if self._stream is not None:
                 buffer.record_stream(self._stream)
-            buffer = buffer.view(self._kv[0].dtype)
+            buffer = buffer.view(torch.int64)
             blocks = self._blocks(command.block_groups)
-            shape = (2, self._kv[0].shape[0], len(blocks), *self._kv[0].shape[2:])
-            num_kv = torch.Size(shape).numel()
-            for pool, part in zip(self._kv, buffer[:num_kv].view(shape), strict=True):
+            planes = self._shape(len(blocks))
+            for pool, part in zip(self._kv, buffer[: planes.numel()].view(planes), strict=True):
                 pool.index_copy_(1, blocks, part)
             if command.is_last:
-                self._pools.hidden[self._pools.decode_row(command.ring_id, command.end - 1)].copy_(
-                    buffer[num_kv:]
-                )
+                self._hidden(command).copy_(buffer[planes.numel() :].view(self._dtype))
         if command.is_last:
             self.join()
 
@@ -62,6 +58,13 @@ class Copies:
         """What the engine launches from now on comes after all copies."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _shape(self, num_blocks: int) -> torch.Size:
+        """Of K and V of so many blocks, as words."""
+        return torch.Size((2, self._kv[0].shape[0], num_blocks, self._kv[0].shape[2]))
+
+    def _hidden(self, command: Send | Import) -> torch.Tensor:
+        return self._pools.hidden[self._pools.decode_row(command.ring_id, command.end - 1)]
 
     def _own_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -1,37 +1,44 @@
-"""A run with two engines: in two threads of one process, which share a card, or in two processes, with a card
+"""A run with several engines: in threads of one process, which share a card, or in processes, with a card
 each (NCCL) or none (gloo).
 
-Whichever fails or dies, the other ends its run as failed; each leaves its run directory in `replicas`.
+Whichever fails or dies, the others end their runs as failed; each leaves its run directory in `replicas`. The
+first of those that compute prompts runs here, and the clients stand before it.
 """
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from executor.apart.posts import Hub, Outpost
 from executor.apart.side import DecodeSide, PromptSide, Side
 from executor.apart.whole import write_whole
-from executor.apart.wire import FOREVER, Pipe, Socket, Wire
+from executor.apart.wire import Pipe, Socket, Wires, connect
 from executor.errors import RunError
 from executor.run import execute, one_line
 from executor.session import Session
+from policies.config.fleet import Fleet
 from policies.config.runconfig import RunConfig
 from policies.core.errors import InputError
 from results.identity import RunIdentity
 from results.rundir import REPLICAS, RunDirectory
 
-Join = Callable[[Session, list[Path], Callable[[Wire], PromptSide]], tuple[PromptSide, dict[str, Any]]]
-"""Runs the first session's side beside the other; how differs."""
+Join = Callable[[Session, list[Path], Callable[[Wires], Hub]], tuple[Hub, dict[str, Any], int]]
+"""Runs the first session's engine beside the others; how differs. Returns its summary and the number of
+processes."""
 JOIN_S = 20.0
-"""How long the other side may take to write down what it has, once this one is done."""
+"""How long others may take to write down what they have, once this one is done."""
 
 
 def run_apart(
@@ -42,165 +49,220 @@ def run_apart(
     use_graphs: bool = True,
     processes: bool | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Run, write all three run directories, return where the whole's is and its summary.
+    """Run, write all run directories, return where the whole's is and its summary.
 
-    In two `processes` by default where each can have a card, or none has. Raises `InputError` for what cannot
-    be run, `RunError` when either side failed.
+    In `processes` by default where each can have a card, or none has. Raises `InputError` for what cannot be
+    run, `RunError` when an engine failed.
     """
-    check(config)
+    fleet, parts = check(config), config.parts()
     if processes is None:
-        processes = device == "cpu" or torch.cuda.device_count() > 1
+        processes = device == "cpu" or torch.cuda.device_count() >= len(parts)
     if not processes and device != "cpu" and config.cache.num_blocks is None:
         raise InputError(
-            f"{config.where}: cache.num_blocks: null, expected that of each of two pools on one card"
+            f"{config.where}: cache.num_blocks: null, expected that of each of {len(parts)} pools on one card"
         )
-    place = f"{device}:0" if processes and device == "cuda" else device
-    prompts, rest = config.parts()
-    first = Session([prompts], place, use_graphs=use_graphs)
+    first = Session([parts[0]], device, use_graphs=use_graphs)
     if processes:
-        return run_with(config, first, partial(_in_processes, rest=rest, device=device), out)
-    second = Session([rest], device, use_graphs=use_graphs)
-    return run_with(config, first, partial(in_threads, second=second), out)
+        return run_with(config, first, partial(_in_processes, config=config, device=device), out)
+    others = [Session([part], device, use_graphs=use_graphs, like=first) for part in parts[1:]]
+    return run_with(config, first, partial(in_threads, fleet=fleet, others=others), out)
 
 
 def run_with(config: RunConfig, first: Session, join: Join, out: Path | None) -> tuple[Path, dict[str, Any]]:
-    """`run_apart` with a session whose first run is the side that computes prompts; `join` runs it beside the
-    other."""
+    """`run_apart` with a session whose first run is that of engine 0; `join` runs it beside the others."""
+    fleet = check(config)
     identity = RunIdentity.from_config(config.resolved, "executor", first.shape.num_loops, device=first.card)
     with RunDirectory.create(config.resolved, identity, out) as directory:
-        paths = [directory.path / REPLICAS / str(at) for at in range(2)]
-        run = first.runs[0]
-        chooser = config.fleet.router.chooser(1, config.seed) if config.fleet is not None else None
-        assert chooser is not None
-
-        def prompt_side(wire: Wire) -> PromptSide:
-            return PromptSide(run.workload.clients(), (1, 1), (chooser, chooser), wire)
-
-        side, summary = join(first, paths, prompt_side)
-        facts = {
-            **{
-                key: value
-                for key, value in summary.items()
-                if key in ("card", "dtype", "weights", "kernel_sha256")
-            },
-            "fleet": {"copied_gb": side.copied_bytes / 1e9, "processes": 2 if side.is_socket else 1},
-        }
-        whole = write_whole(directory, config, identity, paths, side.door.requests, facts, summary["status"])
+        paths = [directory.path / REPLICAS / str(at) for at in range(fleet.replicas)]
+        clients = first.runs[0].workload.clients()
+        hub, own, processes = join(first, paths, lambda wires: Hub(fleet, clients, config.seed, wires))
+        facts = {key: own[key] for key in ("card", "dtype", "weights", "kernel_sha256")}
+        places = list(hub.door.places.values())
+        whole = write_whole(
+            directory, config, identity, paths, hub.door.requests, places, facts, processes, own["status"]
+        )
     return directory.path, whole
 
 
-def check(config: RunConfig) -> None:
-    """Raise `InputError` for a fleet that an executor does not run."""
+def check(config: RunConfig) -> Fleet:
+    """The fleet of `config`. Raises `InputError` for one that an executor does not run."""
     fleet = config.fleet
-    if fleet is None or fleet.link is None or (fleet.prefill, fleet.decode) != (1, 1):
+    if fleet is None or fleet.link is None:
         raise InputError(
-            f"{config.where}: fleet: an executor runs one engine, or one for prompts and one that decodes "
-            "(prefill: 1, decode: 1); a simulation runs others"
+            f"{config.where}: fleet: an executor runs one engine, or some for prompts and some that decode "
+            "(prefill, decode); a simulation runs others"
         )
-    if fleet.link.faults:
-        raise InputError(f"{config.where}: fleet.link.faults: a simulation's links fail, expected none")
+    for at, fault in enumerate(fleet.link.faults):
+        if fault.speed:
+            raise InputError(
+                f"{config.where}: fleet.link.faults.{at}.speed: {fault.speed}, a device's link is as fast as "
+                "it is, expected 0, which breaks it"
+            )
+    return fleet
 
 
-def _serve(session: Session, out: Path, side: Side, wire: Wire) -> dict[str, Any]:
-    """Run one side to its end; the other hears how it was."""
+def side_of(at: int, fleet: Fleet, wires: Wires, hub: Hub | None = None) -> Side:
+    """What engine `at` of `fleet` does beside its batches."""
+    post = hub or Outpost(at, wires)
+    if isinstance(post, Outpost) and at >= fleet.prefill:
+        return DecodeSide(post, wires)
+    link = fleet.link
+    assert link is not None
+
+    def is_broken(receiver: int, now_ns: int) -> bool:
+        number = link.between(at, receiver - fleet.prefill, fleet.decode)
+        return any(
+            item.link == number and 1e9 * item.from_s <= now_ns < 1e9 * item.until_s for item in link.faults
+        )
+
+    return PromptSide(at, post, wires, is_broken)
+
+
+def _serve(session: Session, out: Path, side: Side, wires: Wires) -> dict[str, Any]:
+    """Run one engine to its end; the others hear how it was."""
     try:
         summary = execute(session, session.runs[0], out, plots=False, side=side)[1]
         if summary["status"] == "interrupted":
-            wire.send("interrupted")
+            wires.send("interrupted")
         return summary
     except BaseException as error:
-        wire.send("failed", one_line(error))
+        wires.send("failed", one_line(error))
         raise
     finally:
-        wire.close()
+        wires.close()
 
 
 def in_threads(
     first: Session,
     paths: list[Path],
-    prompt_side: Callable[[Wire], PromptSide],
+    make_hub: Callable[[Wires], Hub],
     *,
-    second: Session,
+    fleet: Fleet,
+    others: Sequence[Session],
     streams_apart: bool = False,
-) -> tuple[PromptSide, dict[str, Any]]:
-    """Both sides on one card. Their batches share a stream, and only copies have streams of their own:
+) -> tuple[Hub, dict[str, Any], int]:
+    """All engines on one card. Their batches share a stream, and only copies have streams of their own:
     kernels of two engines at the same time were seen to change bits (`executor.lab.apart`, which asks for
     `streams_apart`)."""
-    for session in (first, second):  # one after the other: graphs are captured while nothing else runs
+    for session in (first, *others):  # one after another: graphs are captured while nothing else runs
         config = session.runs[0].config
         longest = min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens)
         session.warm_up(longest, config, config.sampling.temperature > 0)
-    here, there = Pipe.pair()
-    side, faults = prompt_side(here), list[BaseException]()
-    streams = _streams(first.device, streams_apart)
+    wires, faults = Pipe.between(fleet.prefill, fleet.decode), list[BaseException]()
+    hub, streams = make_hub(wires[0]), _streams(first.device, fleet.replicas, streams_apart)
 
-    def decode() -> None:
+    def serve(at: int, session: Session) -> None:
         try:
-            with streams[1]:
-                _serve(second, paths[1], DecodeSide(there), there)
+            with streams[at]:
+                _serve(session, paths[at], side_of(at, fleet, wires[at]), wires[at])
         except BaseException as error:
             faults.append(error)
 
-    thread = threading.Thread(target=decode, name="decode")
-    thread.start()
+    threads = [
+        threading.Thread(target=serve, args=(at, session), name=f"engine {at}")
+        for at, session in enumerate(others, 1)
+    ]
+    for thread in threads:
+        thread.start()
     try:
         with streams[0]:
-            summary = _serve(first, paths[0], side, here)
+            summary = _serve(first, paths[0], side_of(0, fleet, wires[0], hub), wires[0])
     finally:
-        thread.join()
+        for thread in threads:
+            thread.join()
     if faults:
         raise faults[0]
-    return side, summary
+    return hub, summary, 1
 
 
-def _streams(device: torch.device, are_apart: bool) -> list[AbstractContextManager[object]]:
-    """Contexts of both engines' batches; on a CPU none."""
+def _streams(device: torch.device, number: int, are_apart: bool) -> list[AbstractContextManager[object]]:
+    """Contexts of all engines' batches; on a CPU none."""
     if device.type != "cuda":
-        return [nullcontext(), nullcontext()]
+        return [nullcontext()] * number
     first = torch.cuda.Stream(device)
-    return [torch.cuda.stream(first), torch.cuda.stream(torch.cuda.Stream(device) if are_apart else first)]
+    return [
+        torch.cuda.stream(torch.cuda.Stream(device) if are_apart and at else first) for at in range(number)
+    ]
 
 
 def _in_processes(
     first: Session,
     paths: list[Path],
-    prompt_side: Callable[[Wire], PromptSide],
+    make_hub: Callable[[Wires], Hub],
     *,
-    rest: RunConfig,
+    config: RunConfig,
     device: str,
-) -> tuple[PromptSide, dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        store = f"{folder}/store"
-        child = multiprocessing.get_context("spawn").Process(
-            target=_decode,
-            args=(rest, f"{device}:1" if device == "cuda" else device, store, paths[1], first.uses_graphs),
-        )
-        child.start()
+) -> tuple[Hub, dict[str, Any], int]:
+    fleet, context = check(config), multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        store, children = f"{folder}/store", list[tuple[BaseProcess, Connection]]()
+        for at in range(1, fleet.replicas):
+            here, there = context.Pipe()
+            child = context.Process(
+                target=_engine, args=(at, config, device, store, paths[at], first.uses_graphs, there)
+            )
+            child.start()
+            there.close()
+            stack.callback(_end, child)
+            children.append((child, here))
+        _await(children)
         try:
-            wire = _connect(0, first.device, store)
-            side = prompt_side(wire)
-            summary = _serve(first, paths[0], side, wire)
+            wires = connect(0, fleet.prefill, fleet.decode, first.device, store)
+            hub = make_hub(wires)
+            summary = _serve(first, paths[0], side_of(0, fleet, wires, hub), wires)
         finally:
-            child.join(JOIN_S)
-            if child.is_alive():
-                child.terminate()
             if dist.is_initialized():
                 dist.destroy_process_group()
-    if child.exitcode:
-        raise RunError(
-            f"the engine that decodes ended with status {child.exitcode}; what it had is in {paths[1]}"
-        )
-    return side, summary
+    for at, (child, _) in enumerate(children, 1):
+        if child.exitcode:
+            raise RunError(f"engine {at} ended with status {child.exitcode}; what it had is in {paths[at]}")
+    return hub, summary, fleet.replicas
 
 
-def _decode(config: RunConfig, device: str, store: str, out: Path, use_graphs: bool) -> None:
-    session = Session([config], device, use_graphs=use_graphs)
-    wire = _connect(1, session.device, store)
-    _serve(session, out, DecodeSide(wire), wire)
+def _await(children: Sequence[tuple[BaseProcess, Connection]]) -> None:
+    """Until all have loaded the model; then they may begin. Raises what one of them says, or `RunError` when
+    it ended."""
+    for at, (child, connection) in enumerate(children, 1):
+        if connection not in wait([connection, child.sentinel]):
+            raise RunError(f"engine {at} ended with status {child.exitcode} before it began")
+        try:
+            fault = connection.recv()
+        except EOFError:
+            raise RunError(f"engine {at} ended before it began") from None
+        if fault is not None:
+            raise InputError(fault)
+    for _, connection in children:
+        connection.send(None)
+
+
+def _end(child: BaseProcess) -> None:
+    child.join(JOIN_S)
+    if child.is_alive():
+        child.terminate()
+        child.join()
+
+
+def _engine(
+    at: int, config: RunConfig, device: str, store: str, out: Path, use_graphs: bool, parent: Connection
+) -> None:
+    """Engine `at`, in a process of its own."""
+    fleet = check(config)
+    try:
+        if device == "cuda":  # the environment that must be there before CUDA starts comes from the parent
+            torch.cuda.set_device(at)
+        session = Session([config.parts()[at]], device, use_graphs=use_graphs)
+    except InputError as error:
+        parent.send(str(error))
+        return
+    parent.send(None)
+    try:
+        parent.recv()
+    except EOFError:  # another could not begin
+        return
+    wires = connect(at, fleet.prefill, fleet.decode, session.device, store)
+    sockets = [wire for wire in wires.lanes.values() if isinstance(wire, Socket)]
+    _serve(session, out, side_of(at, fleet, wires), wires)
+    if any(socket.is_stuck for socket in sockets):  # the interpreter would wait for it, or be aborted
+        sys.stderr.flush()
+        os._exit(0)
     dist.destroy_process_group()
-
-
-def _connect(rank: int, device: torch.device, store: str) -> Socket:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=FOREVER)
-    return Socket(rank, device)

@@ -1,31 +1,23 @@
-"""One engine's side of a run with two: what it says goes over the wire, what comes over it becomes mail.
+"""What an engine with a role does beside its batches: prompts leave it, chunk by chunk, or come in.
 
-The clients and the door (`policies.routing.apart`) are on the side that computes prompts. Both sides count
-time from one moment of one host's clock. Mail bears the time at which it was put into its box here, after all
-that the engine has acted on, which is what its log needs to be decided again.
+Each sender has a lane to each receiver. One that breaks takes with it what is on it and no more: who decodes
+computes the rest of those prompts, and the run goes on.
 """
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from executor.apart.copies import Copies, Passed
-from executor.apart.wire import Socket, Wire
+from executor.apart.posts import Hub, Outpost
+from executor.apart.wire import Wires
+from executor.errors import RunError
 from executor.pools import Pools
 from executor.timeline import Timeline
-from policies.core.errors import InputError
-from policies.core.seam.clients import Clients
-from policies.core.seam.events import Arrival, Handed, Import, Mail, Received, Reserve, Send
-from policies.core.seam.inbox import Listener, Mailbox
-from policies.core.seam.request import Request, Status
-from policies.routing.apart import DoorApart
-from policies.routing.router import Choose
-
-START_S = 600.0
-"""How long one side may take to be ready after the other."""
+from policies.core.seam.events import Arrival, Handed, Import, Lost, Mail, Received, Reserve, Send
+from policies.core.seam.inbox import Mailbox
 
 
 class Side(Protocol):
@@ -35,156 +27,140 @@ class Side(Protocol):
     def inbox(self) -> Mailbox: ...
 
     def start(self, timeline: Timeline, pools: Pools) -> None:
-        """The engine is ready: wait for the other, and begin to count time."""
+        """The engine is ready: wait for the others, and begin to count time."""
         ...
 
     def heard(self, command: Handed) -> None:
-        """The engine says something to the other."""
+        """The engine says something to another."""
         ...
 
     def look(self) -> None:
-        """See what has come, and what is due. Raises `RunError` when the other side failed, or is gone."""
+        """See what has come, and what is due. Raises `RunError` when another engine failed, or is gone."""
         ...
 
-
-class Box(Mailbox):
-    """Its mail bears the time at which it is posted."""
-
-    def __init__(self, on_end: Listener, clock: Callable[[], int]) -> None:
-        super().__init__(on_end)
-        self._clock = clock
-
-    def post(self, mail: Mail) -> None:
-        at_ns = self._clock() + 1
-        if isinstance(mail, Arrival):
-            super().post(Arrival(at_ns, replace(mail.request, arrival_ns=at_ns)))
-        else:
-            super().post(mail._replace(at_ns=at_ns))
-
-
-class RemoteBox(Mailbox):
-    """The box of the other side."""
-
-    def __init__(self, wire: Wire) -> None:
-        super().__init__()
-        self._wire = wire
-
-    def post(self, mail: Mail) -> None:
-        self._wire.send("mail", mail)
-
-    def close(self) -> None:
-        self._wire.send("close")
+    def figures(self) -> dict[str, int]:
+        """Of copies, for the engine's summary."""
+        ...
 
 
 class PromptSide:
-    """Computes prompts; `clients` stand before it. `pools` are the tokens that both pools hold."""
+    """Computes prompts as engine `at`. `is_broken` says of a receiver whether its lane is, at some time."""
 
     def __init__(
-        self, clients: Clients, pools: tuple[int, int], choose: tuple[Choose, Choose], wire: Wire
+        self,
+        at: int,
+        post: Hub | Outpost,
+        wires: Wires,
+        is_broken: Callable[[int, int], bool] = lambda receiver, now_ns: False,
     ) -> None:
-        self._wire = wire
-        self._timeline: Timeline | None = None
+        self._at, self._post, self._lanes, self._is_broken = at, post, wires.lanes, is_broken
         self._copies: Copies | None = None
         self._leaving: deque[tuple[Passed, int, bool]] = deque()
-        self.copied_bytes = 0
-        self.is_socket = isinstance(wire, Socket)
-
-        def box(at: int, on_end: Listener) -> Mailbox:
-            return RemoteBox(wire) if at else Box(on_end, self.clock)
-
-        self.door = DoorApart(clients, pools, 1, choose, self.clock, box)
+        self._lost: set[int] = set()
+        self._copied_bytes = 0
 
     @property
     def inbox(self) -> Mailbox:
-        return self.door.boxes[0]
-
-    def clock(self) -> int:
-        return self._timeline.now_ns() if self._timeline is not None else 0
+        return self._post.inbox
 
     def start(self, timeline: Timeline, pools: Pools) -> None:
-        _expect(self._wire, "ready")
-        self._wire.send("start", timeline.restart())
-        self._timeline, self._copies = timeline, Copies(pools)
+        self._post.start(timeline)
+        self._copies = Copies(pools)
 
     def heard(self, command: Handed) -> None:
         assert isinstance(command, Send) and self._copies is not None
+        request_id = command.request_id
+        if request_id in self._lost:
+            return
+        now_ns, receiver = self._post.clock(), self._post.receiver(request_id)
+        if receiver not in self._lanes or self._is_broken(receiver, now_ns):
+            self._lost.add(request_id)
+            self._post.tell("lost", now_ns, request_id)
+            return
         buffer, passed = self._copies.take(command)
-        self.copied_bytes += buffer.nbytes
-        self._leaving.append((passed, command.request_id, command.is_last))
-        words = ("chunk", command.request_id, command.start, command.end, passed)
-        self._wire.send(*words, tensor=buffer)
+        self._copied_bytes += buffer.nbytes
+        self._leaving.append((passed, request_id, command.is_last))
+        words = ("chunk", request_id, command.end, command.is_last, passed)
+        self._lanes[receiver].send(*words, tensor=buffer)
 
     def look(self) -> None:
-        self.door.post_due(self.clock())
+        self._post.look()
         while self._leaving and self._leaving[0][0].query():
             _, request_id, is_last = self._leaving.popleft()
             if is_last:
-                self.door.sent(self.clock(), request_id)
-        for (what, *rest), _ in self._wire.poll():
-            if what == "reserved":
-                self.door.reserved(*rest)
-            elif what == "ended":
-                self.door.ended(1, *rest)
-        self.door.post_due(self.clock())
+                self._post.tell("sent", self._post.clock(), request_id)
+        for receiver, lane in list(self._lanes.items()):
+            try:
+                list(lane.poll())
+            except RunError:
+                del self._lanes[receiver]
+                self._post.tell("cut", self._at, receiver)
+
+    def figures(self) -> dict[str, int]:
+        return {"copied_bytes": self._copied_bytes, "num_lost": len(self._lost)}
 
 
 class DecodeSide:
     """Decodes what it receives."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._timeline: Timeline | None = None
+    def __init__(self, post: Outpost, wires: Wires) -> None:
+        self._post, self._lanes = post, wires.lanes
         self._copies: Copies | None = None
         self._staged: dict[int, deque[tuple[torch.Tensor, Passed | None]]] = {}
         """Chunks that have come and that the engine has not taken, by live request."""
-        self.inbox = Box(self._ended, self.clock)
+        self._awaited: set[int] = set()
+        """Live requests of which more is to come."""
+        self._copied_bytes = 0
+        post.on_mail, post.on_end = self._hear, self._forget
 
-    def clock(self) -> int:
-        return self._timeline.now_ns() if self._timeline is not None else 0
+    @property
+    def inbox(self) -> Mailbox:
+        return self._post.inbox
 
     def start(self, timeline: Timeline, pools: Pools) -> None:
-        self._wire.send("ready")
-        (start_ns,) = _expect(self._wire, "start")
-        timeline.restart(start_ns)
-        self._timeline, self._copies = timeline, Copies(pools)
+        self._post.start(timeline)
+        self._copies = Copies(pools)
 
     def heard(self, command: Handed) -> None:
         assert self._copies is not None
         if isinstance(command, Reserve):
-            self._wire.send("reserved", command.request_id)
+            self._post.tell("reserved", command.request_id)
         elif isinstance(command, Import):
             buffer, passed = self._staged[command.request_id].popleft()
+            self._copied_bytes += buffer.nbytes
             self._copies.put(command, buffer, passed)
 
     def look(self) -> None:
-        for (what, *rest), tensor in self._wire.poll():
-            if what == "mail":
-                self._post(rest[0])
-            elif what == "chunk" and rest[0] in self._staged:
-                request_id, _, end, passed = rest
-                assert tensor is not None
-                self._staged[request_id].append((tensor, passed))
-                self.inbox.post(Received(0, request_id, end))
-            elif what == "close":
-                self.inbox.close()
+        self._post.look()
+        for sender, lane in list(self._lanes.items()):
+            try:
+                for (_, request_id, end, is_last, passed), tensor in lane.poll():
+                    if request_id in self._awaited:
+                        assert tensor is not None
+                        self._staged[request_id].append((tensor, passed))
+                        self._post.inbox.post(Received(0, request_id, end))
+                        if is_last:
+                            self._awaited.discard(request_id)
+            except RunError:  # the sender tells what was lost
+                del self._lanes[sender]
 
-    def _post(self, mail: Mail) -> None:
+    def figures(self) -> dict[str, int]:
+        return {"copied_bytes": self._copied_bytes}
+
+    def _hear(self, mail: Mail) -> None:
         assert self._copies is not None
         if isinstance(mail, Arrival):
             self._staged[mail.request.request_id] = deque()
-            self.inbox.post(mail)
-        elif mail.request_id in self._staged:
-            self._copies.join()  # a prompt that is lost is computed here, after what has come of it
-            self.inbox.post(mail)
+            self._awaited.add(mail.request.request_id)
+        elif isinstance(mail, Lost):
+            if mail.request_id not in self._awaited:  # all of it had come
+                return
+            self._awaited.discard(mail.request_id)
+            self._copies.join()  # it is computed here, after what has come of it
+        elif mail.request_id not in self._staged:
+            return
+        self._post.inbox.post(mail)
 
-    def _ended(self, request: Request, status: Status, known_ns: int) -> None:
-        del self._staged[request.request_id]
-        self._wire.send("ended", request, status, known_ns)
-
-
-def _expect(wire: Wire, word: str) -> tuple[Any, ...]:
-    """What the other side says with `word`, the first that it says."""
-    for (what, *rest), _ in wire.poll(START_S):
-        assert what == word, f"{what} before {word}"
-        return tuple(rest)
-    raise InputError(f"the other engine was not ready within {START_S:.0f} s")
+    def _forget(self, request_id: int) -> None:
+        del self._staged[request_id]
+        self._awaited.discard(request_id)

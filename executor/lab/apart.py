@@ -21,11 +21,10 @@ import torch
 
 from executor.apart.copies import Copies
 from executor.apart.run import in_threads, run_with
-from executor.run import TOKENS, execute
+from executor.run import TOKENS, execute, read_tokens
 from executor.session import Session
 from policies.config.runconfig import load_config
 from policies.core.seam.events import Import, Send
-from results.csvlog import Columns, read_rows
 from results.files import user_file
 
 SIZES = (16, 64, 256, 1024, 4096)
@@ -45,10 +44,11 @@ def main(arguments: Sequence[str]) -> int:
         f"one engine: {summary['num_finished']} finished after {time.perf_counter() - began:.0f} s",
         flush=True,
     )
-    second = Session([config.parts()[1]], device)
+    second = Session([config.parts()[1]], device, like=first)
+    assert config.fleet is not None
     found = {}
     for name, streams_apart in (("one stream", False), ("a stream each", True)):
-        join = partial(in_threads, second=second, streams_apart=streams_apart)
+        join = partial(in_threads, fleet=config.fleet, others=[second], streams_apart=streams_apart)
         folder = out / name.replace(" ", "-").replace(",", "")
         _, found[name] = run_with(config, first, join, folder)
         others = read_tokens(folder / "replicas" / "1" / TOKENS)
@@ -79,12 +79,6 @@ def main(arguments: Sequence[str]) -> int:
         draft.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0 if is_same else 1
-
-
-def read_tokens(path: Path) -> dict[int, list[int]]:
-    """`tokens.csv` of a run, by request."""
-    columns = Columns(("request_id", "token_ids"), ())
-    return {row.whole("request_id"): row.wholes("token_ids") for row in read_rows(path, columns)}
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
+from policies.config.fleet import Link
 from policies.config.hf_config import read_hf_config
 from policies.config.runconfig import RunConfig, SamplingSettings
 from policies.core.errors import InputError
@@ -26,12 +27,15 @@ def ignored_keys(config: RunConfig, world: Literal["sim", "executor"], has_prefi
     return tuple(found)
 
 
-def ignored_apart(config: RunConfig) -> tuple[str, ...]:
+def ignored_apart(config: RunConfig, world: str) -> tuple[str, ...]:
     """Sentences for the notes of a fleet whose engines compute prompts or decode, as `RunConfig.parts` makes
     them."""
-    if config.fleet is None or not config.fleet.decode:
+    if config.fleet is None or config.fleet.link is None:
         return ()
-    found, cache = [], config.cache
+    found, cache, link = [], config.cache, config.fleet.link
+    for key in ("gb_per_s", "latency_us") if world == "executor" else ():
+        if getattr(link, key) != getattr(Link(), key):
+            found.append(f"fleet.link.{key} has no effect: a device's link is as fast as it is")
     if cache.prefix_caching:
         found.append("cache.prefix_caching has no effect on engines that decode: they receive theirs")
     if cache.allocation != "full":

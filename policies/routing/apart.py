@@ -81,6 +81,10 @@ class DoorApart:
         self.waited_ns.append(at_ns - request.arrival_ns)
         self._let_in(place, Arrival(at_ns, replace(request, arrival_ns=at_ns, max_tokens=1)))
 
+    def has_begun(self, request_id: int) -> bool:
+        """There is room for a request, so its prompt has begun."""
+        return request_id in self.places and request_id not in self._waiting
+
     def received(self, at_ns: int, request_id: int, end: int) -> None:
         if request_id not in self._lost:
             self._post(self.places[request_id][1], Received(at_ns, request_id, end))
