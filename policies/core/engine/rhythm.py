@@ -34,12 +34,14 @@ MOST_KEPT = 1 << 15
 class Plan(NamedTuple):
     """Batches from number `first_seq` on: `works`, `most` of them at most. Where these are more than there
     are works, they come again and again, each time every row a token further. `moments` lie before each of
-    the works, and after the last."""
+    the works, and after the last; `begun_at` says which of the works is the first of members whose prompts
+    begin."""
 
     first_seq: int
     works: tuple[Work, ...]
     most: int
     moments: list[Moment]
+    begun_at: dict[int, int]
 
 
 class Rhythm:
@@ -68,7 +70,7 @@ class Rhythm:
         for state in order:
             phase = state.phase
             if phase is PROMPT:
-                if state.last_seq < 0 or not state.prompt.is_at_chunks:
+                if not state.prompt.is_at_chunks:
                     return None
             elif phase not in (CODA, PRELUDE, RECURRENT):
                 return None
@@ -96,7 +98,9 @@ class Rhythm:
                 ]
                 most = min(ends) + 1
                 break
-        return Plan(next_seq, tuple(works), most or len(works), moments) if works else None
+        if not works:
+            return None
+        return Plan(next_seq, tuple(works), most or len(works), moments, walk.begun_at)
 
     def learn(self, work: Work) -> None:
         """`work` was chosen; keep it when `plan` did not know it and it takes all of those who stand

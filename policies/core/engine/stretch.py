@@ -81,9 +81,12 @@ class Stretches:
         for prompt in plan.moments[0].prompts:
             state = order[prompt.member]
             now = left.get(prompt.member)
+            last = 0 if now is None else now.last  # of one that decodes by now it is said below
+            if last is None:
+                continue
+            state.scheduled(first_seq + last, formed_ns[plan.begun_at.get(prompt.member, 0)])
             if now is not None:
                 scheduler.advance(state, now.frontiers, now.staged)
-                state.scheduled(first_seq + now.last, formed_ns[0])
             else:
                 end = state.prompt_tokens
                 scheduler.advance(state, [end] * scheduler.num_loops, end)

@@ -21,8 +21,9 @@ STAGES = {Stage.PRELUDE, Stage.RECURRENT, Stage.CODA}
 Stand = tuple[Phase, int, int]
 """Of a decoding request: phase, depth, and how many batches ago it was scheduled."""
 PromptStand = tuple[int, ...]
-"""Of a prompt: how many batches ago it was scheduled; by how many chunks the frontiers of deeper depths lie
-behind that of the first, and that one behind what is staged; chunks that are left, 2 for more."""
+"""Of a prompt: how many batches ago it was scheduled (0: it never was); by how many chunks the frontiers of
+deeper depths lie behind that of the first, and that one behind what is staged; chunks that are left, 2 for
+more."""
 Key = tuple[frozenset[Stand] | frozenset[tuple[Stand, int]], tuple[PromptStand, ...], int]
 """How all stand, prompts in order; and prompt batches since decode rows last ran, where there are prompts."""
 
@@ -50,12 +51,12 @@ class Group(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """A prompt, by its place in order: its frontiers, and the batch that took it last."""
+    """A prompt, by its place in order: its frontiers, and the batch that took it last (None: none yet)."""
 
     member: int
     frontiers: tuple[int, ...]
     staged: int
-    last: int
+    last: int | None
 
 
 class Moment(NamedTuple):
@@ -69,8 +70,7 @@ class Moment(NamedTuple):
 
 
 class Walk:
-    """From how `order` stands before batch `next_seq`; prompts in it have begun, and stand at whole
-    chunks."""
+    """From how `order` stands before batch `next_seq`; prompts in it stand at whole chunks."""
 
     def __init__(
         self,
@@ -97,6 +97,8 @@ class Walk:
         """Tokens that each has made."""
         self.coda_at = [0] * len(order)
         """The batch that each made its last token in."""
+        self.begun_at: dict[int, int] = {}
+        """The first batch of prompts that have begun on the way."""
         self.since_decode = 0
         self.prompts: list[Prompt] = []
         found: dict[Stand, list[int]] = {}
@@ -105,7 +107,8 @@ class Walk:
             if phase is PROMPT:
                 prompt = state.prompt
                 staged = prompt.num_preluded_tokens
-                self.prompts.append(Prompt(member, tuple(prompt.prefill_depth_ranges), staged, -age))
+                last = None if state.last_seq < 0 else -age
+                self.prompts.append(Prompt(member, tuple(prompt.prefill_depth_ranges), staged, last))
             else:
                 found.setdefault((phase, state.depth, age), []).append(member)
         self.groups = [
@@ -206,7 +209,8 @@ class Walk:
         prompt, chunk = self._order[member].prompt, self._chunk_tokens
         origin = prompt.prefill_window_origin
         first, *others = [-((origin - done) // chunk) for done in (*frontiers, staged, prompt.prompt_tokens)]
-        return (self._at - last, *[first - done for done in others[:-1]], min(others[-1] - first, 2))
+        age = 0 if last is None else self._at - last
+        return (age, *[first - done for done in others[:-1]], min(others[-1] - first, 2))
 
     def _chunk(self, place: int, depth: int, stage: Stage) -> ScheduledRange:
         """The chunk of a prompt that comes next at `depth`."""
@@ -244,7 +248,9 @@ class Walk:
         """Prompts, a chunk further at some depths; one that is through goes to the LM head."""
         prompts, last_depth = self.prompts.copy(), self._num_loops
         for (place, depth, _), item in zip(chunks, ranges, strict=True):
-            member, frontiers, staged, _ = prompts[place]
+            member, frontiers, staged, last = prompts[place]
+            if last is None:
+                self.begun_at[member] = self._at
             count, end = item.token_count, item.token_start + item.token_count
             frontiers = (*frontiers[:depth], *[end] * loops, *frontiers[depth + loops :])
             if item.embeds:

@@ -97,8 +97,8 @@ class Residents:
     @property
     def is_settled(self) -> bool:
         """Whether nobody can be let in, or goes, before somebody arrives or ends."""
-        may_yield = self.yields_to_priority and len(self.waiting) > 0
-        return not (self.may_admit or self.draining or self._released or may_yield)
+        may_let_in = (self.may_admit or self.yields_to_priority) and len(self.waiting) > 0
+        return not (may_let_in or self.draining)
 
     def preempt(self, plan: TransferPlan, state: RequestState) -> None:
         """Take everything from a request and put it back among the waiting, with its generated tokens kept.
