@@ -1,15 +1,24 @@
 """slo: a wavefront whose chunks are as large as the latencies allow that were promised, batch by batch.
 
-What is injected at depth 0 now loads the next T batches, and a decoded token needs T batches: one decision
-commits a known horizon. The policy asks a latency model what these batches will take and injects as many
-prompt rows as leave every decoding request its next tokens in time.
+A decoded token needs T loops, so a latency model can say when it comes. Prompt rows run beside the decode
+rows in each of these loops, or in turns of their own before all of them, whichever puts more into a gap;
+and always as many as leave every decoding request its next tokens in time.
 """
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from policies.building_blocks import beside_decode, decode_comes_next, prompt_selection
+from policies.building_blocks import (
+    decode_batch,
+    decode_comes_next,
+    decode_rows,
+    in_stage_order,
+    prompt_selection,
+    shared_depths,
+    token_stages,
+)
 from policies.core.bounds import Within
 from policies.core.errors import InputError
 from policies.core.models.shape import ModelShape
@@ -25,7 +34,13 @@ from policies.costs.latency import LatencyModel
 from policies.costs.models import load_device
 
 STEP_ROWS = 16
-"""Injected rows are a multiple of this, or all that there are."""
+"""Prompt rows beside decode rows are a multiple of this, or all that there are."""
+TURN_ROWS, LEAST_TURN = 64, 256
+"""The same of prompt rows alone; and decode rows go before fewer than so many."""
+SIZES = (64, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
+"""Prompt rows of a batch that are compared, beside decode rows and alone."""
+TURN_GAIN = 1.33
+"""So many times the rows must fit into a gap alone: it is seldom filled to its end."""
 MOST_BATCHES = 512
 """A prompt that no batch has touched for so many goes first, whatever was promised to others."""
 Milliseconds = Annotated[float, Within(gt=0, le=1e9)]
@@ -108,87 +123,77 @@ class Chooser:
         self.costs = costs
         self._in_reach: dict[ExitRule, bool] = {}
         self.on_choice: Callable[[View, int, bool, bool], None] | None = None
-        """Told (view, rows injected, whether 0 rows would keep every promise, whether a starved prompt forced
-        them): for whoever attributes late tokens."""
+        """Told (view, prompt rows, whether none would keep every promise, whether a starved prompt forced
+        them) where decode rows and prompts could run: for whoever attributes late tokens."""
 
     def select(self, view: View) -> Selection | None:
-        found = beside_decode(view, self._ranges, self._prompt_batch, self._regroups)
-        if found is None or found.loop_count in (0, 1):
-            return found
-        prompts = {request.request_id for request in view.prompts}
-        if any(item.depth for item in found.ranges if item.request_id in prompts):
-            # More may be injected at the next boundary, and executors keep programs for one loop and for all.
-            return found._replace(loop_count=1)
-        return found
-
-    def _prompt_batch(self, view: View) -> Selection | None:
-        ranges = self._ranges(view, view.limits.max_num_batched_tokens)
-        return prompt_selection(ranges, comes_back=decode_comes_next(view) or self._regroups(view, ranges))
-
-    def _regroups(self, view: View, ranges: list[Proposal]) -> bool:
-        """Whether prompt rows could join at the next depth: not when all that is left of every prompt is in
-        this batch."""
-        prompts = {request.request_id: request for request in view.prompts}
-        return len(ranges) < len(prompts) or any(
-            item.end < prompts[item.request_id].prompt_tokens
-            or item.start > prompts[item.request_id].prompt.num_prefilled_tokens
-            for item in ranges
-        )
-
-    def _ranges(self, view: View, max_rows: int) -> list[Proposal]:
-        """What is in the rings, each request's deepest first, and the rows that are injected."""
-        ring: list[Proposal] = []
-        for request in sorted(view.prompts, key=lambda request: (request.last_seq, request.order)):
-            for depth in range(view.num_loops - 1, 0, -1):
-                start, end = request.prompt.ready(depth)
-                end = min(end, start + max_rows)
-                if end > start:
-                    ring.append(Proposal(request.request_id, depth, start, end))
-                    max_rows -= end - start
-        queue = [
-            (request, start, end - start)
-            for request in self._order(view)
-            for start, end in [request.prompt.ready(0)]
-            if end > start
-        ]
-        total = min(max_rows, sum([count for *_, count in queue]))
-        if total <= 0:
-            return ring
-        # With nobody decoding and nothing in the rings there is nothing that 0 rows could wait for.
-        least = 0 if ring or view.looping else STEP_ROWS
+        if len(view.looping) >= view.limits.max_num_batched_tokens:
+            return in_stage_order(view, self._prompts_alone)
+        early = token_stages(view)
+        if early is not None:
+            return early
+        if not view.looping:
+            return self._prompts_alone(view)
+        queue = self._order(view)
+        if not any(
+            [request.prompt.deepest_ready()[1] < request.prompt.deepest_ready()[2] for request in queue]
+        ):
+            return decode_batch(view)
         if not self._is_in_reach(view.exits):
-            return ring + injected(queue, total)
-        is_starved = self._is_starved(view, queue[0][0])
-        return ring + injected(queue, self._rows(view, ring, queue, total, least, is_starved))
-
-    def _rows(
-        self,
-        view: View,
-        ring: list[Proposal],
-        queue: list[tuple[RequestView, int, int]],
-        total: int,
-        least: int,
-        is_starved: bool,
-    ) -> int:
-        """How many rows are injected: the most, by bisection, that the horizon allows."""
-        horizon = Horizon(self.costs, view, ring, self._due_ns, self.itl_ns, self.is_banked)
-        keeps_all = True
-        if horizon.is_feasible(injected(queue, total)):
-            rows = total
+            room = view.limits.max_num_batched_tokens - len(view.looping)
+            return beside(view, ready_ranges(view, queue, room))
+        horizon = Horizon(self.costs, view, self._due_ns, self.itl_ns, self.is_banked)
+        keeps_all = horizon.forgive()
+        is_starved = self._is_starved(view, queue[0])
+        if is_starved or not self._takes_turns(view, horizon, queue):
+            ranges = self._beside(view, horizon, queue, STEP_ROWS if is_starved else 0)
+            found = beside(view, ranges) if ranges else None
         else:
-            keeps_all = horizon.forgive()
-            low, high = 0, -(-total // STEP_ROWS)  # the least multiple known to be too much
-            while high - low > 1:
-                middle = (low + high) // 2
-                if horizon.is_feasible(injected(queue, STEP_ROWS * middle)):
-                    low = middle
-                else:
-                    high = middle
-            rows = STEP_ROWS * low
-        floor = min(total, STEP_ROWS if is_starved else least)
+            found = self._before(view, horizon, queue)
         if self.on_choice is not None:
-            self.on_choice(view, max(rows, floor), keeps_all, rows < floor)
-        return max(rows, floor)
+            prompts = {request.request_id for request in queue}
+            ranges = [item for item in found.ranges if item.request_id in prompts] if found else []
+            self.on_choice(view, count_rows(ranges), keeps_all, is_starved)
+        return found or decode_batch(view)
+
+    def _prompts_alone(self, view: View) -> Selection | None:
+        ranges = ready_ranges(view, self._order(view), view.limits.max_num_batched_tokens)
+        return prompt_selection(ranges, comes_back=decode_comes_next(view) or regroups(view, ranges))
+
+    def _takes_turns(self, view: View, horizon: Horizon, queue: list[RequestView]) -> bool:
+        """Whether a gap holds clearly more prompt rows in batches of their own, before all loops of the
+        decode rows in one, than beside the decode rows in each of their loops."""
+        costs, loops, num = self.costs, view.num_loops, horizon.num_rows
+        left = sum([request.prompt_tokens - request.prompt.num_prefilled_tokens for request in queue])
+        sizes = SIZES[: bisect_right(SIZES, min(left, view.limits.max_num_batched_tokens))] or (left,)
+        start = queue[0].prompt.num_prefilled_tokens
+        heads_ns = costs.flat(Stage.CODA, num).device_ns + costs.flat(Stage.PRELUDE, num).device_ns
+        gap_ns = self.itl_ns / costs.factor - heads_ns
+        room_ns = gap_ns - loops * horizon.alone.device_ns
+        turn = max([min(loops, room_ns / costs.turn_ns(start, rows)) * rows for rows in sizes])
+        fit = bisect_right(sizes, gap_ns / loops, key=lambda rows: horizon.mixed_ns(start, rows))
+        return turn > TURN_GAIN * loops * (sizes[fit - 1] if fit else 0)
+
+    def _before(self, view: View, horizon: Horizon, queue: list[RequestView]) -> Selection | None:
+        """As large a batch of prompt rows as decode rows can wait for; None where that is hardly any."""
+        ranges = ready_ranges(view, queue, view.limits.max_num_batched_tokens)
+        is_whole = not regroups(view, ranges) and not any([item.depth for item in ranges])
+        if is_whole and horizon.waits(ranges, view.num_loops):
+            return Selection(tuple(ranges), None)
+        rows = most_rows(ranges, TURN_ROWS, lambda ranges: horizon.waits(ranges, 1))
+        if rows < min(LEAST_TURN, count_rows(ranges)):
+            return None
+        return Selection(tuple(first_rows(ranges, rows)), 1)
+
+    def _beside(self, view: View, horizon: Horizon, queue: list[RequestView], least: int) -> list[Proposal]:
+        """As many prompt rows, at least `least`, as may run beside decode rows until they leave the last
+        depth: of what is in the rings each request's deepest first, then what is injected."""
+        room = view.limits.max_num_batched_tokens - len(view.looping)
+        longest_ago = sorted(queue, key=lambda request: (request.last_seq, request.order))
+        ranges = ready_ranges(view, longest_ago, room, least_depth=1)
+        ranges += ready_ranges(view, queue, room - count_rows(ranges), most_depth=0)
+        rows = most_rows(ranges, STEP_ROWS, horizon.flows)
+        return first_rows(ranges, max(rows, least))
 
     def _is_in_reach(self, exits: ExitRule) -> bool:
         """Whether a request that runs alone has its tokens in time. Where none could, prompts need not wait
@@ -199,29 +204,30 @@ class Chooser:
         return found
 
     def _order(self, view: View) -> list[RequestView]:
-        """Prompts in the order in which they get rows: who starves, then by least laxity who can still make
-        its first token, then who cannot, in order of arrival."""
+        """Prompts in the order in which they get rows: who starves, then who can still make its first token,
+        by when it is due, then who cannot, in order of arrival.
+
+        Who can is Moore and Hodgson's rule for the most jobs in time on one machine: in the order of their
+        due times, and whenever one would be late the longest so far is given up.
+        """
+        if len(view.prompts) < 2:
+            return list(view.prompts)
         by_priority = view.limits.admission == "priority"
-
-        def key(request: RequestView) -> tuple[bool, int, bool, float, tuple[int, int]]:
-            remaining = request.prompt_tokens - request.prompt.ready(0)[0]
-            laxity_ns = (
-                request.arrival_ns
-                + self.ttft_ns
-                - view.now_ns
-                - self.costs.prompt_ns(remaining, view.num_loops)
-            )
-            is_late = laxity_ns < 0
-            rank = request.priority if by_priority else 0
-            return (
-                not self._is_starved(view, request),
-                rank,
-                is_late,
-                0 if is_late else laxity_ns,
-                request.order,
-            )
-
-        return sorted(view.prompts, key=key)
+        in_order = sorted(
+            [(request.priority if by_priority else 0, request.order, request) for request in view.prompts]
+        )
+        end_ns, kept, lost = float(view.now_ns), [], []
+        for rank, order, request in in_order:
+            work_ns = self.costs.prompt_ns(request.prompt.ready(0)[0], request.prompt_tokens, view.num_loops)
+            end_ns += work_ns
+            kept.append((rank, work_ns, order, request))
+            if end_ns > request.arrival_ns + self.ttft_ns:
+                kept.remove(longest := max(kept))
+                lost.append(longest)
+                end_ns -= longest[1]
+        lost.sort(key=lambda item: (item[0], item[2]))
+        found = [request for *_, request in kept + lost]
+        return sorted(found, key=lambda request: not self._is_starved(view, request))
 
     def _is_starved(self, view: View, request: RequestView) -> bool:
         return view.seq - max(request.last_seq, request.admitted_seq) > MOST_BATCHES
@@ -233,13 +239,70 @@ class Chooser:
         return last_ns + self.itl_ns
 
 
-def injected(queue: list[tuple[RequestView, int, int]], rows: int) -> list[Proposal]:
-    """`rows` rows at depth 0, from the first of the queue on."""
+def ready_ranges(
+    view: View,
+    queue: Iterable[RequestView],
+    max_rows: int,
+    least_depth: int = 0,
+    most_depth: int | None = None,
+) -> list[Proposal]:
+    """What may run of each prompt between these depths, deepest first, up to so many rows."""
+    first = view.num_loops - 1 if most_depth is None else most_depth
     ranges = []
-    for request, start, count in queue:
-        count = min(count, rows)
-        if count <= 0:
-            break
-        ranges.append(Proposal(request.request_id, 0, start, start + count))
-        rows -= count
+    for request in queue:
+        for depth in range(first, least_depth - 1, -1):
+            start, end = request.prompt.ready(depth)
+            end = min(end, start + max_rows)
+            if end > start:
+                ranges.append(Proposal(request.request_id, depth, start, end))
+                max_rows -= end - start
     return ranges
+
+
+def first_rows(ranges: Sequence[Proposal], rows: int) -> list[Proposal]:
+    """The first so many rows of `ranges`."""
+    found = []
+    for item in ranges:
+        if rows <= 0:
+            break
+        found.append(item._replace(end=min(item.end, item.start + rows)))
+        rows -= item.end - item.start
+    return found
+
+
+def count_rows(ranges: Iterable[Proposal]) -> int:
+    return sum([item.end - item.start for item in ranges])
+
+
+def most_rows(ranges: Sequence[Proposal], step: int, is_fine: Callable[[Sequence[Proposal]], bool]) -> int:
+    """The most rows of `ranges`, all or a multiple of `step`, that are fine, where fewer are if more are."""
+    total = count_rows(ranges)
+    if is_fine(ranges):
+        return total
+    low, high = 0, -(-total // step)  # the least multiple known to be too much
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_fine(first_rows(ranges, step * middle)):
+            low = middle
+        else:
+            high = middle
+    return step * low
+
+
+def beside(view: View, ranges: Sequence[Proposal]) -> Selection:
+    """Prompt rows beside all decode rows: for one loop, so that more may join after it, or for all where all
+    begin and nothing can; executors keep programs for these two."""
+    rows = decode_rows(view, view.looping)
+    is_whole = not regroups(view, ranges) and not any([item.depth for item in (*rows, *ranges)])
+    return Selection((*rows, *ranges), shared_depths(view, rows, ranges) if is_whole else 1)
+
+
+def regroups(view: View, ranges: Sequence[Proposal]) -> bool:
+    """Whether prompt rows could join at the next depth: not when all that is left of every prompt is in
+    `ranges`."""
+    prompts = {request.request_id: request for request in view.prompts}
+    return len(ranges) < len(prompts) or any(
+        item.end < prompts[item.request_id].prompt_tokens
+        or item.start > prompts[item.request_id].prompt.num_prefilled_tokens
+        for item in ranges
+    )

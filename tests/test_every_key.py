@@ -65,7 +65,7 @@ CASES: list[tuple[str, list[str], str]] = [
     ("changes", [*CROWD, SLO], "policy.ttft_ms=0.1"),
     ("changes", [*CROWD, SLO], "policy.itl_ms=5"),
     ("changes", [*CROWD, SLO], "policy.gaps=banked"),
-    ("changes", [*CROWD, SLO], "policy.model=roofline:a100-80gb"),
+    ("changes", [*CROWD, SLO], "policy.model=a100-seed"),
     ("changes", [*CROWD, SLO], "policy.margin=2"),
     ("changes", [*CROWD, "policy=sjf"], "policy.ms_per_token=0"),
     ("changes", [], "seed=1"),
