@@ -145,7 +145,7 @@ def capacity_table(rows: Sequence[Row], slo: Mapping[str, Any], marks_best: bool
             cells += [Text(interval), Text(str(len(row.answers)))]
         if ("per card\nrequests/s", True) in heads:
             cells.append(Text("-" if row.per_card is None else f"{row.per_card:.4g}"))
-        kept = at or [item["alone"] for item in row.answers if item["alone"]]
+        kept = at or [item["alone"] for item in row.answers if item["alone"] and item["alone"]["is_whole"]]
         cells += [
             Text(_mean([item["output_tokens"] / item["duration_s"] for item in at], ".0f")),
             Text(_mean([100 * item["share_met"] for item in kept if item["share_met"] is not None], ".2f")),

@@ -9,8 +9,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from policies.config.overrides import apply_overrides
 from policies.config.runconfig import RunConfig, load_config, parse_config
 from policies.core.errors import InputError
+from policies.process.sentences import shown
+from results.find import replicas_of
 from results.frames import requests_frame
 from results.load import Run, load_run
 from results.sweep import tidy
@@ -38,8 +41,15 @@ class Simulated:
         return requests_frame(self.path / "requests.csv")
 
     def batches(self) -> pd.DataFrame:
-        """One row for each batch, in order: what ran, when, and what it took."""
-        return pd.concat(list(self.run.batch_frames()), ignore_index=True)
+        """One row for each batch, in order: what ran, when, and what it took; of a fleet one replica after
+        another, which `replica` names."""
+        parts = replicas_of(self.path)
+        if not parts:
+            return pd.concat(list(self.run.batch_frames()), ignore_index=True)
+        frames = [
+            frame.assign(replica=int(part.name)) for part in parts for frame in load_run(part).batch_frames()
+        ]
+        return pd.concat(frames, ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -92,9 +102,13 @@ def sweep(config: Source, *, set: Sequence[str] = (), out: str | Path | None = N
 def _config(config: Source, overrides: Sequence[str]) -> RunConfig:
     if isinstance(config, str | Path):
         return load_config(Path(config), overrides)
-    from policies.config.overrides import apply_overrides
+    return parse_config(apply_overrides(_mapping(config), overrides), Path(), "config")
 
-    return parse_config(apply_overrides(config, overrides), Path(), "config")
+
+def _mapping(config: object) -> Mapping[str, Any]:
+    if not isinstance(config, Mapping):
+        raise InputError(f"config: {shown(config)}, expected a mapping or the path of a YAML file")
+    return config
 
 
 def _written(config: Source, folder: Path) -> Path:
@@ -103,7 +117,7 @@ def _written(config: Source, folder: Path) -> Path:
         return Path(config)
     path = folder / "config.yaml"
     try:
-        path.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+        path.write_text(yaml.safe_dump(dict(_mapping(config)), sort_keys=False), encoding="utf-8")
     except yaml.YAMLError as error:
         raise InputError(f"config: cannot be written as YAML: {error}") from None
     return path

@@ -92,23 +92,39 @@ def test_what_is_not_one_piece_is_said() -> None:
     assert found.step == 40 and found.exceptions == [45]
 
 
-@pytest.mark.parametrize("policy", ["atomic", "wcpb"])
-def test_the_answer_is_that_of_every_rate(policy: str) -> None:
-    """Simulated whole at each of the rates around, without an early stop; `CAPACITY_RATES` says how many."""
-    base = config(policy=policy)
-    axis = RateAxis(base, 200.0)
+def check_every_rate(base: RunConfig, start: float, reach: int, num_judged: int) -> None:
+    """Search from `start`, then simulate whole, without an early stop, at `reach` rates on each side."""
+    axis = RateAxis(base, start)
     found = search(axis, lambda step: probe(axis.config(step), None))
     assert found.step is not None and not found.is_open
     holds = {}
-    reach = int(os.environ.get("CAPACITY_RATES", "16")) // 2
     for step in range(found.step - reach, found.step + reach):
         whole = probe(axis.config(step), None, to_the_end=True)
-        assert whole.is_whole and whole.met + whole.missed == 24
+        assert whole.is_whole and whole.met + whole.missed == num_judged
         assert probe(axis.config(step), None).holds == whole.holds, "an early stop changes no answer"
         holds[step] = whole.holds
-    assert holds[found.step] and not holds[found.step + 1]
     not_one_piece = [step for step, value in holds.items() if value != (step <= found.step)]
+    print(f"{axis.value(found.step):g}: {len(holds)} rates, {len(not_one_piece)} not in one piece")
+    assert holds[found.step] and not holds[found.step + 1]
     assert set(found.exceptions) <= set(not_one_piece)
+
+
+@pytest.mark.parametrize("policy", ["atomic", "wcpb"])
+def test_the_answer_is_that_of_every_rate(policy: str) -> None:
+    """`CAPACITY_RATES` says how many."""
+    check_every_rate(config(policy=policy), 200.0, int(os.environ.get("CAPACITY_RATES", "16")) // 2, 24)
+
+
+@pytest.mark.skipif("CAPACITY_TRACE" not in os.environ, reason="CAPACITY_TRACE=FILE.csv: minutes")
+@pytest.mark.parametrize(("policy", "chunk"), [("mixed", 128), ("wcpb", 32), ("atomic", 256)])
+def test_the_answer_on_a_trace_is_that_of_every_rate(policy: str, chunk: int) -> None:
+    """The shipped question, of the first `CAPACITY_LIMIT` requests."""
+    limit = int(os.environ.get("CAPACITY_LIMIT", "300"))
+    base = yaml.safe_load((ROOT / "sim" / "configs" / "capacity.yaml").read_text())["base"]
+    base["workload"] |= {"path": os.environ["CAPACITY_TRACE"], "limit": limit}
+    base["scheduler"]["prefill_chunk_size"] = chunk
+    reach = int(os.environ.get("CAPACITY_RATES", "40")) // 2
+    check_every_rate(parse_config({**base, "policy": policy}, Path(), "test"), 4.7, reach, limit)
 
 
 def test_a_probe_judges_as_a_run_does(tmp_path: Path) -> None:
@@ -223,7 +239,10 @@ def test_what_is_out_of_reach_ends_in_one_sentence_with_the_best_there_is(
     path = tmp_path / "one.yaml"
     path.write_text(yaml.safe_dump({**BASE, "workload": {**WORKLOAD, "num_requests": 8}}))
     out = tmp_path / "out"
-    assert main(["capacity", str(path), "--slo", "itl_ms=0.1", "--out", str(out), "--seeds", "1"]) == 1
+    assert (
+        main(["capacity", str(path), "--slo", "itl_ms=0.1", "--out", str(out), "--seeds", "1", "--jobs", "1"])
+        == 1
+    )
     said = capsys.readouterr()
     assert "out of reach" in said.out
     (line,) = [line for line in said.err.splitlines() if line.startswith("note: ")]
@@ -346,3 +365,17 @@ def test_requests_left_out_are_left_out_of_those_alone_too(tmp_path: Path) -> No
             other = config(measure=measure)
             measured_requests(workload, other.measure)
             axis_of("rate", other, workload)
+
+
+def test_a_fleet_has_a_rate_as_one_engine_has() -> None:
+    def last(base: RunConfig) -> int:
+        axis = RateAxis(base, 900.0)
+        found = search(axis, lambda step: probe(axis.config(step), None))
+        assert found.step is not None and probe(axis.config(found.step), None).holds
+        assert not probe(axis.config(found.step + 1), None).holds
+        return found.step
+
+    one, two = (config(fleet={"replicas": count, "router": "least_kv"}) for count in (1, 2))
+    for rate in (300.0, 2000.0):
+        assert probe(at_rate(one, rate), None) == probe(at_rate(config(), rate), None)
+    assert last(two) > last(config())

@@ -43,7 +43,19 @@ def test_a_sweep_is_a_table_and_its_runs(tmp_path: Path) -> None:
     assert {run.path: (run.path / "summary.json").stat().st_mtime_ns for run in again} == times
 
 
+def test_batches_of_a_fleet_are_those_of_its_replicas() -> None:
+    found = simulate(CONFIG, set=["fleet.replicas=2"])
+    batches = found.batches()
+    assert len(batches) == found.summary["num_batches"] and set(batches["replica"]) == {0, 1}
+    assert list(found.requests()["request_id"]) == [0, 1, 2]
+
+
 def test_a_wrong_config_is_an_error_of_one_sentence() -> None:
+    for wrong in (5, None, ["policy=wcpb"]):
+        with pytest.raises(InputError, match="expected a mapping or the path of a YAML file"):
+            simulate(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="expected a mapping or the path of a YAML file"):
+            sweep(wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="config: unknown key 'polcy'"):
         simulate({**CONFIG, "polcy": "wcpb"})
     with pytest.raises(InputError, match="unknown policy 'x'"):

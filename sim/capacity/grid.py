@@ -98,7 +98,20 @@ def find_all(
     found = {id(question): answer for question, answer in before if answer is not None}
     for question, answer in in_parallel(_find, todo, jobs, "searches", cluster, out):
         found[id(question)] = answer
+    lacking = {question.cell for question in questions if found[id(question)]["value"] is None}
+    if len(lacking) == len({question.cell for question in questions}):
+        for question, whole in in_parallel(_alone, questions, jobs, "requests alone", cluster, out):
+            found[id(question)] = {**found[id(question)], "alone": whole}
     return [(question, found[id(question)]) for question in questions]
+
+
+def _alone(question: Question) -> Answer | None:
+    """How many would keep the objectives at best, where none of the searches has found a load; None after
+    Ctrl-C."""
+    try:
+        return _figures(probe(one_at_a_time(question.config), question.folder / "probes", to_the_end=True))
+    except KeyboardInterrupt:
+        return None
 
 
 def _answer_path(question: Question) -> Path:
@@ -121,13 +134,13 @@ def _find(question: Question) -> Answer | None:
         return curve[step]
 
     def is_hopeless() -> bool:
-        alone.append(probe(one_at_a_time(config), probes, to_the_end=True))
+        alone.append(probe(one_at_a_time(config), probes))
         return not alone[0].holds
 
     try:
         found = search(axis, ask, is_hopeless)
         if found.step is None and not alone:
-            alone.append(probe(axis.config(axis.lightest), probes, to_the_end=True))
+            alone.append(probe(axis.config(axis.lightest), probes))
     except KeyboardInterrupt:
         return None
     answer = _answer(question, axis, found, curve, alone)

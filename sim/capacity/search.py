@@ -60,7 +60,7 @@ def search(
     """The answer, and on each side of it a second opinion: a probe further out, at most `near` steps away,
     unless the search has made one. It says whether what holds is one piece.
 
-    `is_hopeless` is asked once, when a quarter of the first load does not hold either: whether no lighter one
+    `is_hopeless` is asked once, when half of the first load does not hold either: whether no lighter one
     can.
     """
     low, high = _bracket(steps, probe, is_hopeless)
@@ -101,7 +101,7 @@ def _bracket(
     at: int | None = steps.first
     num_probes = 0
     while at is not None and (low is None or high is None):
-        if num_probes == 3 and low is None and is_hopeless():
+        if num_probes == 2 and low is None and is_hopeless():
             break
         outcome = probe(at)
         num_probes += 1
