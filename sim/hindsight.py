@@ -32,7 +32,8 @@ from policies.core.seam.request import Request
 from policies.process.sentences import shown
 from results.goodput import Goodput
 from sim.run import Simulation
-from workloads.spec import MAX_TOKENS, parse_workload
+from workloads.drawn import MAX_TOKENS
+from workloads.spec import parse_workload
 from workloads.workload import Workload, load_workload
 
 STEP = 1.05

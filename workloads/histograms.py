@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from policies.core.errors import InputError
 from policies.process.documents import MAX_JSON_BYTES, parse_json
-from workloads.spec import MAX_TOKENS
+from workloads.drawn import MAX_TOKENS
 from workloads.textfile import open_text
 
 

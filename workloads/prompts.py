@@ -17,7 +17,8 @@ from policies.core.errors import InputError
 from policies.process.documents import parse_json
 from policies.process.sentences import nearest, shown
 from workloads.columns import Columns
-from workloads.spec import MAX_REQUESTS, MAX_TOKENS, PromptsSpec
+from workloads.drawn import MAX_REQUESTS, MAX_TOKENS
+from workloads.spec import PromptsSpec
 from workloads.synthetic import arrival_times
 from workloads.text import Tokenizer
 from workloads.textfile import bounded_lines, open_text

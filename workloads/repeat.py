@@ -4,8 +4,9 @@ from array import array
 
 from policies.core.errors import InputError
 from workloads.columns import Columns, IntLists
+from workloads.drawn import MAX_REQUESTS
 from workloads.rng import stream
-from workloads.spec import MAX_REQUESTS, TraceSpec
+from workloads.spec import TraceSpec
 from workloads.timestamps import MAX_NS
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 from policies.core.errors import InputError
 from policies.process.documents import LARGEST_ID, parse_json
 from policies.process.sentences import shown
+from workloads.drawn import MAX_TOKENS
 from workloads.formats import Layout, normalise
-from workloads.spec import MAX_TOKENS
 from workloads.timestamps import UNIT_NAMES, TimestampError, guess_unit, is_number, iso_ns, number_ns
 
 Record = tuple[int, Mapping[str, Any]]

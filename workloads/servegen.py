@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from policies.core.errors import InputError
 from workloads.columns import Columns
+from workloads.drawn import MAX_REQUESTS
 from workloads.histograms import Histograms, read_dataset
 from workloads.rng import stream
-from workloads.spec import MAX_REQUESTS, TraceSpec
+from workloads.spec import TraceSpec
 from workloads.synthetic import draw_values, to_ns
 
 FAMILIES = ("Gamma", "Weibull")

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from policies.core.errors import InputError
 from workloads.columns import Columns, IntLists, int_column
-from workloads.rng import stream
-from workloads.spec import (
+from workloads.drawn import (
     MAX_TOKENS,
     Arrival,
     Burst,
@@ -27,9 +26,10 @@ from workloads.spec import (
     Gamma,
     Lengths,
     Lognormal,
-    SyntheticSpec,
     Uniform,
 )
+from workloads.rng import stream
+from workloads.spec import SyntheticSpec
 from workloads.timestamps import MAX_SPAN_NS
 
 MAX_EXITS = 50_000_000

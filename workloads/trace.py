@@ -9,10 +9,11 @@ from pathlib import Path
 
 from policies.core.errors import InputError
 from workloads.columns import Columns, IntLists
+from workloads.drawn import MAX_REQUESTS
 from workloads.formats import Layout, mapped, normalise, recognise
 from workloads.rows import Records, Row, RowReader
 from workloads.servegen import dataset_beside, draw_servegen, looks_like_servegen
-from workloads.spec import MAX_REQUESTS, TraceSpec
+from workloads.spec import TraceSpec
 from workloads.synthetic import arrival_times
 from workloads.textfile import bounded_lines, open_text
 

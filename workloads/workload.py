@@ -16,19 +16,12 @@ from policies.core.seam.clients import Clients
 from policies.core.seam.guesses import AcceptanceOracle
 from policies.core.seam.request import ExitOracle, Oracle, Request
 from workloads.columns import Columns, IntLists
+from workloads.drawn import MAX_TOKENS
 from workloads.presets import generate_preset, resolve_preset
 from workloads.prompts import Prompts, read_prompts
 from workloads.repeat import repeat_columns
 from workloads.rng import stream
-from workloads.spec import (
-    MAX_TOKENS,
-    LiveSpec,
-    PresetSpec,
-    PromptsSpec,
-    SyntheticSpec,
-    TraceSpec,
-    WorkloadSpec,
-)
+from workloads.spec import LiveSpec, PresetSpec, PromptsSpec, SyntheticSpec, TraceSpec, WorkloadSpec
 from workloads.synthetic import draw_lengths, generate
 from workloads.timestamps import MAX_SPAN_NS
 from workloads.trace import read_trace

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from policies.config.runconfig import RunConfig, parse_config
 from policies.core.errors import InputError
 from policies.core.seam.objectives import EVERYTHING
+from workloads.drawn import Closed, Gamma, Poisson
 from workloads.presets import resolve_preset
-from workloads.spec import Closed, Gamma, LiveSpec, Poisson, PresetSpec, TraceSpec, parse_workload
+from workloads.spec import LiveSpec, PresetSpec, TraceSpec, parse_workload
 from workloads.workload import Workload, load_workload
 
 PRECISION = 0.02

@@ -23,7 +23,7 @@ from sim.parallel import in_parallel
 from sim.run import Simulation, inputs_sha256
 from workloads.burstiness import Burstiness
 from workloads.spec import parse_workload
-from workloads.workload import load_workload
+from workloads.workload import Workload, load_workload
 
 SEEDS_OF_CHANCE = 3
 """Seeds of a workload that is drawn, unless more or fewer are asked for."""
@@ -53,6 +53,7 @@ def load_questions(
     grid = load_grid(path, overrides) if "grid" in raw else [({}, load_config(path, overrides))]
     labels = workload_labels([(axes, config.resolved) for axes, config in grid])
     questions, drawn, seen = [], {}, set()
+    workloads: dict[str, Workload] = {}
     for cell, ((axes, config), label) in enumerate(zip(grid, labels, strict=True)):
         config = _told(config)
         if config_hash(config.resolved) in seen:
@@ -61,7 +62,8 @@ def load_questions(
         key = json.dumps([config.resolved["workload"], config.seed], sort_keys=True, default=str)
         if key not in drawn:
             drawn[key] = _is_drawn(config)
-        workload = Simulation.prepare(config.parts()[0]).workload
+        workload = Simulation.prepare(config.parts()[0], workloads.get(key)).workload
+        workloads[key] = workload
         measured_requests(workload, config.measure)
         axis_of(axis, config, workload)
         count = seeds or (SEEDS_OF_CHANCE if drawn[key] else 1)

@@ -1,9 +1,9 @@
 """How long answers get where nothing samples their tokens: an oracle of what requests imply."""
 
 from policies.core.seam.request import Oracle
+from workloads.drawn import Lengths
 from workloads.rng import stream
 from workloads.serving.inbox import LiveInbox
-from workloads.spec import Lengths
 from workloads.synthetic import draw_lengths
 
 
