@@ -6,7 +6,8 @@ The steps are those of `Scheduler.commit`; what batches they are is said by answ
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -50,6 +51,10 @@ class Group(NamedTuple):
     members: Sequence[int]
 
 
+new_group: Callable[[tuple[Phase, int, int, int, Sequence[int]]], Group] = partial(tuple.__new__, Group)
+"""A group of its five fields in order: see `policies.core.seam.batch.new_range`."""
+
+
 class Prompt(NamedTuple):
     """A prompt, by its place in order: its frontiers, and the batch that took it last (None: none yet)."""
 
@@ -89,7 +94,6 @@ class Walk:
         self._chunk_tokens = settings.chunk_tokens
         self._ids = [state.request_id for state in order]
         self._positions = [state.position for state in order]
-        self._depths = [state.depth for state in order]
         self._counts = settings.min_coda_batch_size > 1
         self._rows = self._peak_rows = 0
         self._at = 0
@@ -139,7 +143,7 @@ class Walk:
 
     def makes_first_tokens(self, answer: Answer) -> bool:
         """Whether nobody has made a token whom `answer` would let make another."""
-        return answer.stage is not Stage.CODA or not any([item.tokens for item in self._chosen(answer)])
+        return answer.stage is not Stage.CODA or not any([item.tokens for item in self._parted(answer)[0]])
 
     def moment(self) -> Moment:
         return Moment(self.groups, self.prompts, self.since_decode, self._peak_rows)
@@ -147,16 +151,20 @@ class Walk:
     def step(self, answer: Answer) -> Work:
         """Take the batch of `answer`."""
         stage, loops, _, chunks = answer
-        chosen, at = self._chosen(answer), self._at
+        (chosen, others), at = self._parted(answer), self._at
         ranges: list[ScheduledRange] = []
         members: Sequence[int] = ()
         if chosen:
             members = joined(chosen)
-            columns = [self._ids, self._depths, self._positions]
+            columns = [self._ids, self._positions]
             if len(members) < len(self._order):
                 columns = [[column[member] for member in members] for column in columns]
+            depths: Iterable[int] = repeat(chosen[0].depth)
+            if any([item.depth != chosen[0].depth for item in chosen]):
+                depth_of = {member: item.depth for item in chosen for member in item.members}
+                depths = [depth_of[member] for member in members]
             fields = zip(
-                columns[0], repeat(stage), columns[1], columns[2], repeat(1), repeat(0), repeat(None),
+                columns[0], repeat(stage), depths, columns[1], repeat(1), repeat(0), repeat(None),
                 repeat(False), strict=False,
             )  # fmt: skip
             ranges = list(map(new_range, fields))
@@ -166,7 +174,7 @@ class Walk:
             ranges += more
             rows += sum([item.token_count for item in more])
             requests += len({index for index, _, _ in chunks})
-        self._move(chosen, loops)
+        self.groups = others + self._moved(chosen, loops)
         if stage is Stage.CODA:
             for member in members:
                 self._positions[member] += 1
@@ -200,9 +208,15 @@ class Walk:
         stands = frozenset([(item.phase, item.depth, self._at - item.last) for item in chosen])
         return Answer(work.stage, work.loop_count, stands, tuple(taken))
 
-    def _chosen(self, answer: Answer) -> list[Group]:
+    def _parted(self, answer: Answer) -> tuple[list[Group], list[Group]]:
+        """Groups that `answer` takes, and the others."""
         taken, at = answer.taken, self._at
-        return [item for item in self.groups if (item.phase, item.depth, at - item.last) in taken]
+        chosen: list[Group] = []
+        others: list[Group] = []
+        for item in self.groups:
+            phase, depth, last, _, _ = item
+            (chosen if (phase, depth, at - last) in taken else others).append(item)
+        return chosen, others
 
     def _prompt_stand(self, item: Prompt) -> PromptStand:
         member, frontiers, staged, last = item
@@ -221,12 +235,12 @@ class Walk:
         embeds = depth == 0 and start >= staged
         return new_range((self._ids[member], stage, depth, start, count, start, offset, embeds))
 
-    def _move(self, chosen: list[Group], loops: int) -> None:
-        """Whoever decodes in this batch, a step further."""
+    def _moved(self, chosen: list[Group], loops: int) -> list[Group]:
+        """Those who decode in this batch, a step further."""
         at = self._at
         moved: dict[tuple[Phase, int, int], list[Group]] = {}
         for item in chosen:
-            phase, depth, tokens = item.phase, item.depth, item.tokens
+            phase, depth, _, tokens, _ = item
             if phase is RECURRENT:
                 depth += loops
                 if depth == self._exits.max_loops:
@@ -235,12 +249,11 @@ class Walk:
                 phase, depth, tokens = PRELUDE, 0, tokens + 1
             else:
                 phase = RECURRENT
-            if depth != item.depth:
-                for member in item.members:
-                    self._depths[member] = depth
-            moved.setdefault((phase, depth, tokens), []).append(Group(phase, depth, at, tokens, item.members))
-        self.groups = [item for item in self.groups if item not in chosen]
-        self.groups += [alike[0]._replace(members=joined(alike)) for alike in moved.values()]
+            moved.setdefault((phase, depth, tokens), []).append(item)
+        return [
+            new_group((phase, depth, at, tokens, joined(alike)))
+            for (phase, depth, tokens), alike in moved.items()
+        ]
 
     def _advance(
         self, chunks: tuple[tuple[int, int, Stage], ...], ranges: Sequence[ScheduledRange], loops: int
