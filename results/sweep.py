@@ -19,10 +19,14 @@ SWEEP = "sweep.csv"
 
 
 def write_sweep(
-    cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]], out: Path, *, plots: bool = True
+    cells: Sequence[tuple[Mapping[str, Any], Path, Mapping[str, Any]]],
+    out: Path,
+    *,
+    plots: bool = True,
+    jobs: int = 1,
 ) -> list[Path]:
-    """Write `sweep.csv` and the plots of (axes, run directory, summary) cells below `out`; return the files,
-    the CSV first.
+    """Write `sweep.csv` and, by `jobs` processes, the plots of (axes, run directory, summary) cells below
+    `out`; return the files, the CSV first.
 
     Plots are extras: one that cannot be drawn is a line on stderr.
     """
@@ -31,7 +35,7 @@ def write_sweep(
     if not plots:
         return [out / SWEEP]
     runs = [load_run(path) for _, path, summary in cells if summary["status"] == "complete"]
-    files, notes = draw_pictures(pictures_of_runs(runs), out / PLOTS)
+    files, notes = draw_pictures(pictures_of_runs(runs), out / PLOTS, jobs)
     for note in notes:
         print(note, file=sys.stderr)
     return [out / SWEEP, *files]

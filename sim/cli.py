@@ -197,7 +197,8 @@ def _sweep(options: argparse.Namespace) -> int:
             progress.count(len(cells))
     order = {cell.directory: at for at, cell in enumerate(cells)}
     results.sort(key=lambda result: order[result[0].directory])
-    files = write_sweep([(cell.axes, cell.directory, summary) for cell, summary in results], out)
+    written = [(cell.axes, cell.directory, summary) for cell, summary in results]
+    files = write_sweep(written, out, jobs=options.jobs)
     print_table([summary for _, summary in results])
     print(f"{', '.join(file.name for file in files)} in {out}", file=sys.stderr)
     others = {path.parent for path in out.glob("cells/*/summary.json")} - {*order}

@@ -13,6 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+import joblib
 import matplotlib
 
 from policies.core.errors import InputError, WriteError
@@ -47,24 +48,28 @@ class Picture(NamedTuple):
     key: str = ""
 
 
-def draw_pictures(pictures: Sequence[Picture], folder: Path) -> tuple[list[Path], list[str]]:
-    """Draw into `folder`; the files that are there now, and a sentence for each that could not be drawn.
+def draw_pictures(pictures: Sequence[Picture], folder: Path, jobs: int = 1) -> tuple[list[Path], list[str]]:
+    """Draw into `folder`, several by `jobs` processes; the files that are there now, and a sentence for each
+    that could not be drawn.
 
     What an earlier call drew there and this one does not is removed.
     """
     before = _drawn(folder)
     files, notes, keys = [], [], {}
+    todo = [
+        picture
+        for picture in pictures
+        if not picture.key or before.get(picture.name) != picture.key or not (folder / picture.name).is_file()
+    ]
+    parallel = joblib.Parallel(n_jobs=jobs if len(todo) > 1 else 1, batch_size=1)
+    faults = parallel(joblib.delayed(_fault_of)(picture, folder) for picture in todo)
+    fault_of = {picture.name: fault for picture, fault in zip(todo, faults, strict=True)}
     for picture in pictures:
-        path = folder / picture.name
-        if not (picture.key and before.get(picture.name) == picture.key and path.is_file()):
-            try:
-                picture.draw(path)
-            except Exception as error:  # whatever it was: no picture may cost the run that it shows
-                path.unlink(missing_ok=True)
-                notes.append(_not_drawn(picture.name, error, folder))
-                continue
-        files.append(path)
-        keys[picture.name] = picture.key
+        if fault := fault_of.get(picture.name):
+            notes.append(fault)
+        else:
+            files.append(folder / picture.name)
+            keys[picture.name] = picture.key
     for name in before.keys() - keys.keys():
         (folder / name).unlink(missing_ok=True)
     if any(keys.values()) and keys != before:
@@ -172,6 +177,17 @@ def _code_sha256() -> str:
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _fault_of(picture: Picture, folder: Path) -> str | None:
+    """Draw `picture`; why it could not be drawn, or None."""
+    path = folder / picture.name
+    try:
+        picture.draw(path)
+    except Exception as error:  # whatever it was: no picture may cost the run that it shows
+        path.unlink(missing_ok=True)
+        return _not_drawn(picture.name, error, folder)
+    return None
 
 
 def _drawn(folder: Path) -> Mapping[str, str]:
