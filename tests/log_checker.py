@@ -206,7 +206,7 @@ class Replay(Roles, Ends):
         self._arrive(now_ns)
         if self.rules.is_under_pressure:
             self._check_idle_under_pressure(now_ns, forms, collects)
-        elif any(track.is_ready for track in self._running.values()) or self._admissible():
+        elif self._ready(collects) or self._lets_in(collects):
             self._check_formed(forms, now_ns)
         elif self.rules.has_exact_times:
             until_ns = forms.submitted_ns if forms else None
@@ -215,7 +215,7 @@ class Replay(Roles, Ends):
                 until_ns = collects.collected_ns - busy_ns - (busy_ns > 0)
             while (at_ns := self._next_ns()) is not None and (until_ns is None or at_ns <= until_ns):
                 self._arrive(at_ns)
-                if any(track.is_ready for track in self._running.values()) or self._admissible():
+                if self._ready(collects) or self._lets_in(collects):
                     self._check_formed(forms, at_ns)
                     return
             if forms:
@@ -231,26 +231,42 @@ class Replay(Roles, Ends):
         preempted.
         """
         if self._formed_seq > self._collected_seq:
-            ready = [track for track in self._running.values() if track.is_ready]
+            ready = self._ready(collects)
             is_contested = self._by_priority_gives_way and bool(self._waiting)
             if ready and not is_contested and sum(map(self._missing, ready)) <= self._free:
                 self._check_formed(forms, now_ns)
-        elif self._is_due():
+        elif self._is_due(collects):
             self._check_formed(forms, now_ns)
         elif self.rules.has_exact_times:
             until_ns = forms.submitted_ns if forms else None
             while (at_ns := self._next_ns()) is not None and (until_ns is None or at_ns <= until_ns):
                 self._arrive(at_ns)
-                if self._is_due():
+                if self._is_due(collects):
                     self._check_formed(forms, at_ns)
                     return
 
-    def _is_due(self) -> bool:
+    def _ready(self, collects: Batch | None) -> list[Track]:
+        """Requests that run and of which something is left to schedule."""
+        return [
+            track for track in self._running.values() if track.is_ready and not self._left(track, collects)
+        ]
+
+    def _lets_in(self, collects: Batch | None) -> bool:
+        return any(not self._left(self.tracks[request_id], collects) for request_id in self._admissible())
+
+    def _left(self, track: Track, collects: Batch | None) -> bool:
+        """Where handing over a batch takes time that the log does not tell, the client of a request may have
+        hung up when the engine looks next, before `collects` is collected."""
+        if self.rules.has_exact_times or collects is None or track.status != "cancelled":
+            return False
+        return (track.finished_ns or 0) <= collects.collected_ns
+
+    def _is_due(self, collects: Batch | None) -> bool:
         """With nothing in flight there is something to run. Beside prompts on their way to or from another
         engine, which keep what they hold, those that wait may have to, and one that runs may lack blocks."""
-        ready = [track for track in self._running.values() if track.is_ready]
+        ready = self._ready(collects)
         if self.rules.role == "whole":
-            return bool(ready or self._waiting)
+            return bool(ready) or not all(self._left(track, collects) for track in self._waiting)
         return bool(ready) and sum(map(self._missing, ready)) <= self._free
 
     def _check_formed(self, batch: Batch | None, now_ns: int) -> None:

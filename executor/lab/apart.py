@@ -30,6 +30,7 @@ from results.files import user_file
 SIZES = (16, 64, 256, 1024, 4096)
 """Tokens of the chunks whose copies are timed."""
 REPEATS = 20
+SHOWN = ("ttft_ms", "itl_ms", "output_token_throughput")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,17 +47,18 @@ def main(arguments: Sequence[str]) -> int:
     )
     second = Session([config.parts()[1]], device, like=first)
     assert config.fleet is not None
-    found = {}
+    found, differing = dict[str, dict[str, Any]](), dict[str, int]()
     for name, streams_apart in (("one stream", False), ("a stream each", True)):
         join = partial(in_threads, fleet=config.fleet, others=[second], streams_apart=streams_apart)
         folder = out / name.replace(" ", "-").replace(",", "")
         _, found[name] = run_with(config, first, join, folder)
         others = read_tokens(folder / "replicas" / "1" / TOKENS)
-        differing = [key for key, ids in tokens.items() if others[key] != ids]
-        places = [first_difference(tokens[key], others[key]) for key in differing]
+        others_than = [key for key, ids in tokens.items() if others[key] != ids]
+        places = [first_difference(tokens[key], others[key]) for key in others_than]
+        differing[name] = len(others_than)
         print(
-            f"two pools, {name}: {len(differing)} of {len(tokens)} requests differ"
-            + (f": {list(zip(differing, places, strict=True))[:12]} (request, token)" if differing else "")
+            f"two pools, {name}: {len(others_than)} of {len(tokens)} requests differ"
+            + (f": {list(zip(others_than, places, strict=True))[:12]} (request, token)" if places else "")
             + f" after {time.perf_counter() - began:.0f} s",
             flush=True,
         )
@@ -67,11 +69,13 @@ def main(arguments: Sequence[str]) -> int:
         "is_same": is_same,
         "num_tokens": num_tokens,
         "output_token_sha256": summary["output_token_sha256"],
-        "by_streams": {name: item["output_token_sha256"] for name, item in found.items()},
+        "by_streams": {
+            name: {key: item[key] for key in SHOWN} | {"differing": differing[name]}
+            for name, item in found.items()
+        },
         "card": summary["card"],
-        "ttft_ms": [summary["ttft_ms"], apart["ttft_ms"]],
-        "itl_ms": [summary["itl_ms"], apart["itl_ms"]],
-        "output_token_throughput": [summary["output_token_throughput"], apart["output_token_throughput"]],
+        "one_engine": {key: summary[key] for key in SHOWN},
+        "attention": config.attention,
         "sent_to_first_token_ms": apart["fleet"]["sent_to_first_token_ms"],
         "copies": copy_rates(first),
     }
