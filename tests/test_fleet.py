@@ -335,3 +335,25 @@ def test_a_wrong_fleet_is_one_sentence(
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1 and len(error) < 400
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "hindsight"])
+def test_commands_that_run_one_engine_refuse_a_fleet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    path, more = tmp_path / "config.yaml", ["--set", "fleet.replicas=2"]
+    config: dict[str, Any] = BASE
+    if command == "serve":
+        config, more = {**BASE, "workload": {"kind": "live"}}, [*more, "--port", "0"]
+    else:
+        base = {key: value for key, value in BASE.items() if key != "workload"} | {"fleet": {"replicas": 2}}
+        sized = {"policy": {"name": "slo", "model": "h200"}}
+        config = {
+            "base": base, "traffic": {"a": {"workload": BASE["workload"]}}, "loads": [1.0], "sized": sized,
+            "objectives": [{"ttft_ms": 500, "itl_ms": 20}], "fixed": {"policy.name": ["wcpb"]},
+        }  # fmt: skip
+        more = ["--out", str(tmp_path / "out")]
+    path.write_text(json.dumps(config))
+    assert main([command, str(path), *more]) == 2
+    error = capsys.readouterr().err
+    assert "fleet" in error and error.count("\n") == 1 and len(error) < 400
