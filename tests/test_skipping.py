@@ -2,7 +2,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,8 +15,10 @@ from worlds import VARIANTS, RandomWorld, draw_world
 
 from policies.config.runconfig import parse_config
 from policies.core.engine.engine import Engine
+from policies.core.engine.rhythm import Plan
 from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
+from policies.core.engine.stretch import Stretches
 from policies.core.errors import WriteError
 from policies.core.models.shape import OURO_1_4B
 from policies.core.seam.batch import ScheduledRange, Stage, Work
@@ -103,8 +105,17 @@ def test_every_file_of_a_random_world_is_the_same_byte_for_byte(policy: str, blo
 @pytest.mark.parametrize("max_num_seqs", [1, 6, 24])
 @pytest.mark.parametrize("inflight", [1, 4])
 def test_a_run_on_a_fitted_device_is_the_same_and_most_of_its_batches_lie_in_stretches(
-    policy: str, max_num_seqs: int, inflight: int
+    policy: str, max_num_seqs: int, inflight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Prompts begin in stretches too, and where nobody waits one may begin as soon as somebody has gone."""
+    begun, after_end, form = list[int](), list[bool](), Stretches.form
+
+    def witnessed(self: Stretches, plan: Plan, formed_ns: Sequence[int]) -> None:
+        begun.extend(plan.begun_at)
+        after_end.append(self._scheduler.residents.may_admit)  # no batch was formed by itself since
+        form(self, plan, formed_ns)
+
+    monkeypatch.setattr(Stretches, "form", witnessed)
     raw = {
         "policy": policy,
         "scheduler": {"max_num_seqs": max_num_seqs, "prefill_chunk_size": 64, "inflight": inflight},
@@ -127,6 +138,7 @@ def test_a_run_on_a_fitted_device_is_the_same_and_most_of_its_batches_lie_in_str
         found.append((text.getvalue(), requests_text(by_id(ended).values()), engine.log.totals))
     assert found[0] == found[1]
     assert formed[0] < 0.5 * engine.log.totals.num_batches
+    assert max_num_seqs != 6 or (begun and any(after_end))
 
 
 def _counting(engine: Engine) -> list[int]:
