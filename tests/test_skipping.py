@@ -1,6 +1,7 @@
 """Stretches: a run that takes many batches in one step leaves the bytes of one that takes them one by one."""
 
 import io
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +33,9 @@ from policies.costs.models import load_device
 from policies.registry import POLICIES
 from sim.backend import SimBackend
 from sim.run import Simulation
+
+WORLDS = int(os.environ.get("RANDOM_STRETCHES", "120"))
+"""Random worlds of each policy; more on demand."""
 
 
 class ShapedCost(ConstantCost):
@@ -89,7 +93,7 @@ def drawn_loop(chance: Random) -> HostLoop:
 
 
 @pytest.mark.parametrize("policy", VARIANTS)
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(WORLDS // 12))
 def test_every_file_of_a_random_world_is_the_same_byte_for_byte(policy: str, block: int) -> None:
     for seed in range(block * 12, block * 12 + 12):
         chance = Random(seed)
