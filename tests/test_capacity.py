@@ -90,6 +90,15 @@ def test_what_is_not_one_piece_is_said() -> None:
     assert (found.step, found.exceptions) == (40, [])  # the search has probed near by
     found = search(Line(40), lambda step: Said(step <= 40 or step == 45, 0.999 if step <= 40 else 1.02))
     assert found.step == 40 and found.exceptions == [45]
+    asked: list[int] = []
+
+    def ask(step: int) -> Said:
+        asked.append(step)
+        return Said(step <= 40, 0.999 if step <= 40 else 1.02)
+
+    found = search(Line(40), ask, near=0)
+    assert found.step == 40 and sorted(asked) == sorted({*asked}), "no second opinion, nothing twice"
+    assert not {36, 45}.intersection(asked)
 
 
 def check_every_rate(base: RunConfig, start: float, reach: int, num_judged: int) -> None:

@@ -32,13 +32,15 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One search: a config with its seed, where to keep what is found, and what its workload is called."""
+    """One search: a config with its seed, where to keep what is found, what its workload is called, and how
+    near to the answer a second opinion must be (0: none is asked for)."""
 
     config: RunConfig
     axis: str
     label: str
     folder: Path
     cell: int
+    near: int = 8
 
 
 def load_questions(
@@ -119,7 +121,11 @@ def _alone(question: Question) -> Answer | None:
 def _answer_path(question: Question) -> Path:
     config = question.config
     return place(
-        question.folder / "answers", config_hash(config.resolved), inputs_sha256(config), question.axis
+        question.folder / "answers",
+        config_hash(config.resolved),
+        inputs_sha256(config),
+        question.axis,
+        question.near,
     )
 
 
@@ -140,7 +146,7 @@ def _find(question: Question) -> Answer | None:
         return not alone[0].holds
 
     try:
-        found = search(axis, ask, is_hopeless)
+        found = search(axis, ask, is_hopeless, question.near)
         if found.step is None and not alone:
             alone.append(probe(axis.config(axis.lightest), probes))
     except KeyboardInterrupt:
@@ -207,7 +213,7 @@ def poisson_questions(questions: Sequence[Question], rate: float) -> list[Questi
         config = with_poisson(question.config, rate)
         if config is None:
             return []
-        found.append(dataclasses.replace(question, config=config))
+        found.append(dataclasses.replace(question, config=config, near=0))
     return found
 
 

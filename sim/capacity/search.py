@@ -57,8 +57,8 @@ def search(
     is_hopeless: Callable[[], bool] = lambda: False,
     near: int = 8,
 ) -> Found:
-    """The answer, and on each side of it a second opinion: a probe further out, at most `near` steps away,
-    unless the search has made one. It says whether what holds is one piece.
+    """The answer, and on each side of it a second opinion: a probe further out, at most `near` steps away (0:
+    none), unless the search has made one. It says whether what holds is one piece.
 
     `is_hopeless` is asked once, when half of the first load does not hold either: whether no lighter one
     can.
@@ -83,7 +83,7 @@ def search(
     for edge, outwards, holds in ((low[0], -1, True), (high[0], 1, False)):
         around = range(edge + outwards, edge + outwards * (near + 1), outwards)
         second = edge + outwards * (near // 2)
-        if probed.isdisjoint(around) and steps.lightest <= second <= steps.heaviest:
+        if near and probed.isdisjoint(around) and steps.lightest <= second <= steps.heaviest:
             exceptions += [second] if probe(second).holds != holds else []
     return Found(low[0], exceptions=sorted(exceptions))
 
