@@ -142,8 +142,8 @@ def in_threads(
     streams_apart: bool = False,
 ) -> tuple[Hub, dict[str, Any], int]:
     """All engines on one card. Their batches share a stream, and only copies have streams of their own:
-    kernels of two engines at the same time were seen to change bits (`executor.lab.apart`, which asks for
-    `streams_apart`)."""
+    beside another stream's kernels those for few rows (`executor.cuda`) change bits now and then
+    (`executor.lab.beside`), and prompts come later (`executor.lab.apart`, which asks for `streams_apart`)."""
     for session in (first, *others):  # one after another: graphs are captured while nothing else runs
         config = session.runs[0].config
         longest = min(config.scheduler.chunk_tokens, config.scheduler.max_num_batched_tokens)
