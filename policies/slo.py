@@ -158,7 +158,9 @@ class Chooser:
 
     def _prompts_alone(self, view: View) -> Selection | None:
         ranges = ready_ranges(view, self._order(view), view.limits.max_num_batched_tokens)
-        return prompt_selection(ranges, comes_back=decode_comes_next(view) or regroups(view, ranges))
+        # Executors keep programs for one loop and for all.
+        is_under_way = any([item.depth for item in ranges])
+        return prompt_selection(ranges, is_under_way or decode_comes_next(view) or regroups(view, ranges))
 
     def _takes_turns(self, view: View, horizon: Horizon, queue: list[RequestView]) -> bool:
         """Whether a gap holds clearly more prompt rows in batches of their own, before all loops of the
