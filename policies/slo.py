@@ -171,10 +171,14 @@ class Chooser:
         start = queue[0].prompt.num_prefilled_tokens
         heads_ns = costs.flat(Stage.CODA, num).device_ns + costs.flat(Stage.PRELUDE, num).device_ns
         gap_ns = self.itl_ns / costs.factor - heads_ns
-        room_ns = gap_ns - loops * horizon.alone.device_ns
-        turn = max([min(loops, room_ns / costs.turn_ns(start, rows)) * rows for rows in sizes])
         fit = bisect_right(sizes, gap_ns / loops, key=lambda rows: horizon.mixed_ns(start, rows))
-        return turn > TURN_GAIN * loops * (sizes[fit - 1] if fit else 0)
+        needed = TURN_GAIN * loops * (sizes[fit - 1] if fit else 0)
+        room_ns = gap_ns - loops * horizon.alone.device_ns
+        return room_ns > 0 and any(
+            min(loops, room_ns / costs.turn_ns(start, rows)) * rows > needed
+            for rows in reversed(sizes)
+            if loops * rows > needed
+        )
 
     def _before(self, view: View, horizon: Horizon, queue: list[RequestView]) -> Selection | None:
         """As large a batch of prompt rows as decode rows can wait for; None where that is hardly any."""
