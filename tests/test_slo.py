@@ -104,10 +104,12 @@ def test_a_recorded_run_is_decided_again_exactly(tmp_path: Path, gaps: str) -> N
     assert outcome.difference is None and outcome.num_batches > 100
 
 
-def test_nobody_starves_under_a_promise_that_cannot_be_kept(tmp_path: Path) -> None:
-    raw = config_of({**SLO, "itl_ms": 5.9}, random.Random(1))
-    raw["scheduler"] |= {"max_num_seqs": 6, "inflight": 4}
-    raw["workload"] |= {"num_requests": 10, "output_tokens": 500, "prompt_tokens": 100}
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_starves_under_a_promise_that_cannot_be_kept(seed: int) -> None:
+    chance = random.Random(seed)
+    raw = config_of({**SLO, "itl_ms": 5.9, "gaps": ("strict", "banked")[seed % 2]}, chance)
+    raw["scheduler"] |= {"max_num_seqs": 6, "inflight": (1, 2, 4)[seed % 3]}
+    raw["workload"] |= {"num_requests": 10, "output_tokens": 300, "prompt_tokens": 100 + 5 * seed}
     run = Watched(raw)
     assert len(run.records) == 10 and any(is_forced for *_, is_forced in run.choices)
     waits = 0
