@@ -7,7 +7,7 @@ The executor writes it, the simulator fits it; both only meet here. The columns 
 |---|---|
 | `kind` | what the case isolates, see `KINDS` |
 | `case` | a name for people |
-| `stage`, `loop_count`, `rows`, `ranges` | the batch, as `batches.csv` has it; blank for a `gap` |
+| `stage`, `loop_count`, `rows`, `ranges` | the batch, as `batches.csv` has it; blank for `gap`, `swap` |
 | `n` | measurements behind the medians |
 | `device_ns`, `device_p10_ns`, `device_p90_ns` | device time behind another batch; of a `gap` its length |
 | `idle_device_ns` | median, launched on an idle device, which waits for part of the launch |
@@ -51,6 +51,11 @@ KINDS = {
         "loop_count 0"
     ),
     "batch": "a batch that a policy formed on a serving workload",
+    "served": (
+        "batches of real runs without a recurrent loop, by stage and rows, queued behind what ran before them "
+        "there"
+    ),
+    "swap": "K/V of `rows` tokens, all planes, from the device to host memory (`out`) or back",
     "host": (
         "batches of real runs with the same stage, loop count and number of ranges; `ranges` shows one of "
         "them"
@@ -66,6 +71,8 @@ GAPS = {
     ),
     "after_submit": "from handing a batch over until the next is being chosen, likewise",
     "mark": "from having prepared a batch to its start on an idle device",
+    "admit": "what a batch takes the host longer for each request that is let in with it",
+    "wake": "what the first batch after an idle millisecond takes the host longer",
 }
 """What was seen between batches, by name. The case of a `gap` is the run it was seen in, a colon, and one of
 these texts."""

@@ -143,7 +143,7 @@ class SimBackend:
         self._foresight.see(batch.transfers)
         if batch.stage is Stage.CODA and self._foresight.has_guesses:
             self._after_seqs[batch.seq] = batch.after_seq
-        prediction = self._latency.times(batch.work, batch.transfers.swapped_bytes)
+        prediction = self._latency.times(batch.work, batch.transfers)
         return Tick(self._pipeline.launch(batch.seq, batch.work, prediction, int(self._env.now)))
 
     def _foresee(self, until_ns: int | None) -> Foreseen:

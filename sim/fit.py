@@ -23,7 +23,7 @@ from policies.costs.features import SPLIT_MARGIN, Cutting, Features
 from policies.costs.modelfile import FIT_VERSION, SCHEMA, Copies, Errors, ModelFile, read_model
 from policies.process.sentences import nearest
 from results.profile import Profile, read_profile
-from sim.solve import Case, fit_copies, fit_device, fit_host, fit_loop
+from sim.solve import Case, fit_copies, fit_device, fit_host, fit_loop, fit_swap
 
 Name = TypeVar("Name", bound=str)
 FOLDS = 2
@@ -56,6 +56,7 @@ def fit_profile(profile: Profile, sha256: str) -> ModelFile:
             )
     errors = held_out(timed, FOLDS)
     copies = fit_copies(profile.of_kind("copies"), model.num_loops)
+    swap = fit_swap(profile.of_kind("swap"), model.num_loops * model.kv_bytes_per_token_and_depth)
     return ModelFile(
         schema=SCHEMA,
         fit_version=FIT_VERSION,
@@ -63,12 +64,13 @@ def fit_profile(profile: Profile, sha256: str) -> ModelFile:
         profile=dict(profile.header),
         model=model,
         cutting=cutting,
-        device=fit_device(timed, copies),
+        device=fit_device(timed, copies, swap),
         host=fit_host(cases),
         loop=fit_loop(profile),
         profiled=profiled(timed),
         errors_by_stage=summarize(errors, lambda case: case.stage),
         errors_by_component=summarize(errors, lambda case: case.row.kind),
+        errors_by_family=summarize(families_held_out(timed), family_of),
     )
 
 
@@ -112,10 +114,11 @@ def sha256_of(path: Path) -> str:
 def error_lines(model: ModelFile) -> Iterator[str]:
     """The held-out errors of `model` as a table for people."""
     yield f"{'held out':<22}{'cases':>6}{'median':>8}{'p95':>8}{'worst':>8}"
-    for group in (model.errors_by_stage, model.errors_by_component):
+    groups = (model.errors_by_stage, model.errors_by_component, model.errors_by_family)
+    for words, group in zip(("", "", "no "), groups, strict=True):
         for name, errors in group.items():
             numbers = f"{errors.cases:>6}{errors.median:>8.2%}{errors.p95:>8.2%}{errors.worst:>8.2%}"
-            yield f"{name:<22}{numbers}  {errors.worst_case}"
+            yield f"{words + name:<22}{numbers}  {errors.worst_case}"
 
 
 def shape_of(profile: Profile) -> ModelShape:
@@ -199,6 +202,24 @@ def held_out(cases: Sequence[Case], folds: int) -> list[Held]:
         errors += [
             (case, case.predicted_ns(times) / case.device_ns - 1) for case in test if case not in alone
         ]
+    return errors
+
+
+def family_of(case: Case) -> str:
+    """The workload that a batch of a policy was formed on, the last part of its name; blank for others."""
+    return case.row.case.rpartition(", ")[2] if case.row.kind == "batch" and ", " in case.row.case else ""
+
+
+def families_held_out(cases: Sequence[Case]) -> list[Held]:
+    """Every batch that a policy formed, predicted from a fit without its workload's batches and without their
+    compositions."""
+    errors: list[Held] = []
+    for family in sorted({family_of(case) for case in cases} - {""}):
+        test = [case for case in cases if family_of(case) == family and case.loops]
+        unseen = {case.composition for case in test}
+        train = [case for case in cases if family_of(case) != family and case.composition not in unseen]
+        times = fit_device(train, Copies(0.0, 0.0, 0.0))
+        errors += [(case, case.predicted_ns(times) / case.device_ns - 1) for case in test]
     return errors
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from policies.core.seam.batch import Work
 from policies.core.seam.events import Completion, Repeat, Stretch, Times
 from policies.core.seam.oracle import NOBODY, NONE_REFUSED, Refused
-from policies.costs.latency import HostLoop, LatencyModel, Prediction
+from policies.costs.latency import SLEPT_NS, HostLoop, LatencyModel, Prediction
 from sim.recurrence import Recurrence, predicted
 
 SPREAD_BLOCK = 1024
@@ -124,7 +124,7 @@ class Pipeline:
         """Choose, pack and launch a batch from `now_ns` on, or when the host is free; return when it is
         launched."""
         loop, prediction = self._loop, prediction.slowed(self._spread.draw())
-        prepared_ns = max(self.free_ns, now_ns) + prediction.select_ns + prediction.prepare_ns
+        prepared_ns = self._begins_ns(now_ns) + prediction.select_ns + prediction.prepare_ns
         ready_ns = prepared_ns + loop.mark_ns
         started_ns = max(ready_ns, self._device_free_ns + loop.device_gap_ns)
         waited_ns = prediction.waiting_ns(ready_ns, started_ns)
@@ -145,6 +145,13 @@ class Pipeline:
         self.free_ns = launched_ns + loop.after_submit_ns
         return launched_ns
 
+    def _begins_ns(self, now_ns: int) -> int:
+        """When the host begins to choose a batch that it is asked for at `now_ns`; one that was asleep is
+        slower."""
+        if not self.flights and self.free_ns and now_ns - self.free_ns > SLEPT_NS:
+            return now_ns + self._loop.wake_ns
+        return max(self.free_ns, now_ns)
+
     def collect(
         self, now_ns: int, stops: frozenset[int], exits: frozenset[int], refused: Refused = NONE_REFUSED
     ) -> Completion:
@@ -157,7 +164,7 @@ class Pipeline:
         """Launch a batch of `command` and collect the oldest, in turn, `most` times, or until the next would
         be known at `command.until_ns` or later. They end no request."""
         first_seq, works, _, until_ns = command
-        flights, free_ns = self.flights, max(self.free_ns, now_ns)
+        flights, free_ns = self.flights, self._begins_ns(now_ns)
         depth, size = len(flights), len(works)
         left_ns = None if until_ns is None else until_ns - now_ns
         columns = predicted(latency, works, most, left_ns, depth)

@@ -121,7 +121,7 @@ def predict_batches(path: Path, latency: LatencyModel, folder: Path) -> Outcome:
     host = RecordedHost(latency.loop)
 
     def observe(row: LoggedBatch, batch: ExecutionBatch) -> None:
-        said = latency.times(batch.work, batch.transfers.swapped_bytes)
+        said = latency.times(batch.work, batch.transfers)
         waiting_ns = said.waiting_ns(
             host.launched_ns(row) - said.launch_ns + latency.loop.mark_ns, row.started_ns
         )

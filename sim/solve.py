@@ -25,6 +25,7 @@ from policies.costs.modelfile import (
     FewRows,
     HostTime,
     StageHost,
+    Swap,
     Table,
     attention_ns,
 )
@@ -33,7 +34,7 @@ from results.profile import GAPS, Profile, ProfileRow
 Array = npt.NDArray[np.float64]
 OUTLIER = 0.03
 """Relative residual from which on a case counts by its size and no longer by its square."""
-TABLES = {Stage.PRELUDE: "embed", Stage.PREFILLING_PRELUDE: "embed", Stage.CODA: "coda"}
+TABLES = {Stage.PRELUDE: "prelude", Stage.PREFILLING_PRELUDE: "staging", Stage.CODA: "coda"}
 """Stages without recurrent loops, and their field of `DeviceTimes`."""
 DEVIATIONS_TO_P90 = 1.2816
 """Of a normal distribution, in standard deviations from the median."""
@@ -77,14 +78,19 @@ class Case:
         return table.at(self.features.bucket)
 
 
-def fit_device(cases: Sequence[Case], copies: Copies) -> DeviceTimes:
-    """All device coefficients from `cases`, which hold some recurrent ones, some that embed and some CODA."""
+def fit_device(cases: Sequence[Case], copies: Copies, swap: Swap | None = None) -> DeviceTimes:
+    """All device coefficients from `cases`, which hold some recurrent ones, some that embed and some CODA.
+    Where no staging was measured, the other tokens that embed stand for it."""
     recurrent = _Recurrent([case for case in cases if case.loops])
-    tables = {
-        name: _table([case for case in cases if TABLES.get(case.stage) == name])
-        for name in dict.fromkeys(TABLES.values())
-    }
-    return recurrent.solve(tables, copies)
+    found = {stage: [case for case in cases if case.stage is stage] for stage in TABLES}
+    found[Stage.PREFILLING_PRELUDE] = found[Stage.PREFILLING_PRELUDE] or found[Stage.PRELUDE]
+    return recurrent.solve({name: _table(found[stage]) for stage, name in TABLES.items()}, copies, swap)
+
+
+def fit_swap(rows: Sequence[ProfileRow], token_bytes: int) -> Swap | None:
+    """Of rows of kind `swap`, both ways together; a token's K/V has `token_bytes`."""
+    features = [[1.0, float((row.rows or 0) * token_bytes)] for row in rows]
+    return Swap(*_straight(features, [float(row.device_ns or 0) for row in rows])) if rows else None
 
 
 def fit_copies(rows: Sequence[ProfileRow], num_loops: int) -> Copies:
@@ -115,7 +121,7 @@ class _Recurrent:
         self._features = Features(*map(np.array, columns))  # type: ignore[arg-type]
         self._has_few = any(case.features.is_few for case in cases)
 
-    def solve(self, tables: Mapping[str, Table], copies: Copies) -> DeviceTimes:
+    def solve(self, tables: Mapping[str, Table], copies: Copies, swap: Swap | None) -> DeviceTimes:
         linear = np.array(
             [
                 0.8 * float((self._measured / self._loops)[self._bucket == at].min())
@@ -141,6 +147,7 @@ class _Recurrent:
             combine=Combine(*map(_short, combine)),
             few=FewRows(*map(_short, few)) if self._has_few else None,
             copies=copies,
+            swap=swap,
             **tables,
         )
 
@@ -163,13 +170,22 @@ class _Recurrent:
 
 
 def _table(cases: Sequence[Case]) -> Table:
-    """Medians by bucket, made to never fall; a bucket counts by its cases."""
-    by_bucket: dict[int, list[float]] = {}
+    """Medians by bucket, made to never fall; a bucket counts by its cases.
+
+    A bucket that real runs have counts by those alone; the others are as much longer or shorter than measured
+    in the profile's own company as the buckets that have both (median).
+    """
+    alone: dict[int, list[float]] = {}
+    served: dict[int, list[float]] = {}
     for case in cases:
-        by_bucket.setdefault(case.features.bucket, []).append(case.device_ns)
-    buckets = sorted(by_bucket)
-    medians = [float(np.median(by_bucket[bucket])) for bucket in buckets]
-    rising = isotonic_regression(medians, weights=[len(by_bucket[bucket]) for bucket in buckets]).x
+        company = served if case.row.kind == "served" else alone
+        company.setdefault(case.features.bucket, []).append(case.device_ns)
+    both = [float(np.median(served[size]) / np.median(alone[size])) for size in served if size in alone]
+    factor = float(np.median(both)) if both else 1.0
+    found = {size: [factor * ns for ns in times] for size, times in alone.items()} | served
+    buckets = sorted(found)
+    medians = [float(np.median(found[bucket])) for bucket in buckets]
+    rising = isotonic_regression(medians, weights=[len(found[bucket]) for bucket in buckets]).x
     return Table(tuple(buckets), tuple(map(_short, rising)))
 
 

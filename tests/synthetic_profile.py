@@ -9,7 +9,7 @@ from policies.core.engine.batchlines import ranges_text
 from policies.core.models.shape import OURO_1_4B
 from policies.core.seam.batch import ScheduledRange, Stage
 from policies.costs.features import Cutting
-from policies.costs.modelfile import Attention, Combine, Copies, DeviceTimes, FewRows, Table
+from policies.costs.modelfile import Attention, Combine, Copies, DeviceTimes, FewRows, Swap, Table
 from results.profile import HEADER_KEYS, ProfileRow, ProfileWriter
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -47,9 +47,11 @@ TRUTH = DeviceTimes(
     },
     combine=Combine(5_000, 250),
     few=FewRows(3_200, 7_700),
-    embed=Table((1, 8, 32, 128, 512), (30_000, 31_000, 33_000, 36_000, 40_000)),
+    prelude=Table((1, 8, 32), (12_000, 12_500, 13_000)),
+    staging=Table((16, 64, 128, 512), (31_000, 33_000, 36_000, 40_000)),
     coda=Table((1, 8, 32), (75_000, 77_000, 80_000)),
     copies=Copies(3_000, 60, 25),
+    swap=Swap(40_000, 0.02),
 )
 GAPS = (
     ("from a batch's end to the start of the next, which was queued", 1_300),
@@ -61,6 +63,8 @@ GAPS = (
         9_000,
     ),
     ("from handing a batch over until the next is being chosen, likewise", 4_000),
+    ("what a batch takes the host longer for each request that is let in with it", 160_000),
+    ("what the first batch after an idle millisecond takes the host longer", 500_000),
 )
 
 
@@ -118,7 +122,8 @@ def true_ns(stage: Stage, loops: int, ranges: tuple[ScheduledRange, ...]) -> flo
     features = CUTTING.features(CUTTING.key(ranges))
     if loops:
         return sum(TRUTH.recurrent_ns(features, loops))
-    return (TRUTH.coda if stage is Stage.CODA else TRUTH.embed).at(features.bucket)
+    tables = {Stage.CODA: TRUTH.coda, Stage.PRELUDE: TRUTH.prelude}
+    return tables.get(stage, TRUTH.staging).at(features.bucket)
 
 
 def host_ns(stage: Stage, num_ranges: int, loops: int) -> tuple[int, int, int]:
@@ -161,6 +166,10 @@ def write_profile(path: Path, host_spread: float = 0.3) -> Path:
             rows.append(
                 ProfileRow("copies", name, Stage.RECURRENT, 0, count, ranges_text(left), 20, ns, ns, ns)
             )
+        for groups in (1, 4, 16):
+            assert TRUTH.swap is not None
+            ns = round(TRUTH.swap.of(16 * groups * OURO_1_4B.num_loops * OURO_1_4B.kv_bytes_per_token_and_depth))
+            rows.append(ProfileRow("swap", f"{groups} block groups out", rows=16 * groups, n=9, device_ns=ns))
         rows += [ProfileRow("gap", f"a run: {case}", n=9, device_ns=ns) for case, ns in GAPS]
         writer.append(rows)
         writer.finish()

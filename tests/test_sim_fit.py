@@ -74,7 +74,7 @@ def test_host_times_and_the_loop_around_them_come_back(model: ModelFile) -> None
         found = [time.of(ranges, ranges, loops) for time in (host.select, host.prepare, host.launch)]
         assert all(near(*pair) for pair in zip(found, host_ns(stage, ranges, loops), strict=True))
         assert near(host.idle_share, 0.5)
-    assert model.loop == HostLoop(1_300, 2_000, 15_000, 9_000, 4_000, host_spread=0.3)
+    assert model.loop == HostLoop(1_300, 2_000, 15_000, 9_000, 4_000, 160_000, 500_000, host_spread=0.3)
 
 
 def test_a_model_file_says_what_it_was_fitted_on_and_how_far_off_it_is(model: ModelFile) -> None:

@@ -92,6 +92,11 @@ class FittedModel(LatencyModel):
         host_ns = self._host_ns(stage, len(ranges), rows, loops)
         return Prediction(components_ns, self._roofline.limit_ns(work), *host_ns)
 
+    def transfer_ns(self, num_bytes: int) -> int:
+        """As profiled, where it was."""
+        swap = self.file.device.swap
+        return super().transfer_ns(num_bytes) if swap is None else round(swap.of(num_bytes))
+
     def ahead(self, work: Work, num_tokens: int) -> Iterator[Run]:
         """Time goes by history tiles, so it stays until some row comes into its next one; the limit goes by
         tokens."""
@@ -177,7 +182,8 @@ class FittedModel(LatencyModel):
         if stage is Stage.CODA:
             components_ns = (0, 0, 0, round(device.coda.at(bucket)), 0, 0)
             return Prediction(components_ns, int(self._roofline.lm_head_ns(rows)), *host_ns)
-        components_ns = (round(device.embed.at(bucket)), 0, 0, 0, 0, 0)
+        table = device.prelude if stage is Stage.PRELUDE else device.staging
+        components_ns = (round(table.at(bucket)), 0, 0, 0, 0, 0)
         return Prediction(components_ns, int(self._roofline.embed_ns(rows)), *host_ns)
 
     def _compute_host_ns(self, stage: Stage, ranges: int, rows: int, loops: int) -> tuple[int, int, int, int]:

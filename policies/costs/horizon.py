@@ -63,7 +63,7 @@ class Costs:
         if known is None or known[0] is not batch:
             if len(self._times) >= MOST_KEPT:
                 self._times.clear()
-            prediction = self.latency.times(batch.work, batch.transfers.swapped_bytes)
+            prediction = self.latency.times(batch.work, batch.transfers)
             known = self._times[batch.seq] = (batch, prediction)
         return known[1]
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from policies.core.models.shape import ModelShape
-from policies.core.seam.batch import ScheduledRange, Stage, Work
+from policies.core.seam.batch import NO_TRANSFERS, ScheduledRange, Stage, Transfers, Work
 from policies.core.seam.events import COMPONENTS
 from policies.costs.limit import DeviceFacts
 
@@ -93,6 +93,10 @@ class Run(NamedTuple):
     limits_ns: list[int]
 
 
+SLEPT_NS = 1_000_000
+"""A host that had nothing to do for so long was asleep, and finds its caches cold."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostLoop:
     """Nanoseconds of the host's loop and of the device that belong to no batch.
@@ -100,7 +104,8 @@ class HostLoop:
     `device_gap_ns` from a batch's end to the start of the next, which was queued; `mark_ns` from having
     prepared a batch to its start on an idle device; `collect_ns` from a batch's end until the waiting host
     knows; `after_collect_ns` and `after_submit_ns` from then, or from having launched a batch, until the
-    engine chooses the next one. `host_spread` is how much the host's time for a batch varies: the standard
+    engine chooses the next one. `admit_ns` is what the host does for each request that a batch lets in, and
+    `wake_ns` what it takes longer after it had nothing to do for SLEPT_NS. `host_spread` is how much the host's time for a batch varies: the standard
     deviation of its logarithm.
     """
 
@@ -109,6 +114,8 @@ class HostLoop:
     collect_ns: int = 0
     after_collect_ns: int = 0
     after_submit_ns: int = 0
+    admit_ns: int = 0
+    wake_ns: int = 0
     host_spread: float = 0.0
 
 
@@ -147,15 +154,20 @@ class LatencyModel(ABC):
 
         return predict
 
-    def times(self, work: Work, swapped_bytes: int = 0) -> Prediction:
-        """All times of a batch: its rows wait for `swapped_bytes` of transfers, which take the device's host
-        bandwidth as `copies`."""
+    def transfer_ns(self, num_bytes: int) -> int:
+        """Moving `num_bytes` between device and host memory: here at the device's ceiling."""
+        return self.facts.transfer_ns(num_bytes)
+
+    def times(self, work: Work, transfers: Transfers = NO_TRANSFERS) -> Prediction:
+        """All times of a batch and of what is transferred before it: its rows wait for what is swapped, as
+        `copies`, and the host prepares those who are let in."""
         prediction = self.predict(work)
-        if not swapped_bytes:
+        if self.loop.admit_ns and transfers.allocations:
+            admit_ns = self.loop.admit_ns * len(transfers.allocations)
+            prediction = prediction._replace(prepare_ns=prediction.prepare_ns + admit_ns)
+        if not transfers.swapped_bytes:
             return prediction
-        transfer_ns = self.facts.transfer_ns(swapped_bytes)
         components = list(prediction.components_ns)
-        components[COMPONENTS.index("copies")] += transfer_ns
-        return prediction._replace(
-            components_ns=tuple(components), limit_ns=prediction.limit_ns + transfer_ns
-        )
+        components[COMPONENTS.index("copies")] += self.transfer_ns(transfers.swapped_bytes)
+        limit_ns = prediction.limit_ns + self.facts.transfer_ns(transfers.swapped_bytes)
+        return prediction._replace(components_ns=tuple(components), limit_ns=limit_ns)

@@ -25,7 +25,7 @@ from policies.process.documents import read_json
 from policies.process.sentences import first_problem, shown
 
 SCHEMA = 1
-FIT_VERSION = 7
+FIT_VERSION = 8
 """Of features and fit together: raise it with any change after which an old model file would predict or mean
 something else."""
 
@@ -68,6 +68,17 @@ class Copies:
     def of(self, rows: int, planes: int) -> float:
         """`planes` are those written, of all `rows` together."""
         return self.any_ns + self.row_ns * rows + self.plane_ns * planes if rows else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """K/V to or from host memory: a fixed part of each time, and a part per byte."""
+
+    any_ns: float
+    byte_ns: float
+
+    def of(self, num_bytes: int) -> float:
+        return self.any_ns + self.byte_ns * num_bytes if num_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +133,21 @@ def attention_ns(features: Any, cost: Any, short: Any, combine: Any) -> Any:
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
     """Coefficients of device time. `linear` is all of an invocation that depends on its row bucket alone, and
-    `launch_ns` what a recurrent batch costs beside its invocations. `embed` is a whole batch of tokens that
-    are embedded, sampled or of prompts, which run the same program; `coda` one of LM head and sampling.
-    `few` is None where no batch of few rows was measured."""
+    `launch_ns` what a recurrent batch costs beside its invocations. `prelude` and
+    `staging` are whole batches of tokens that are embedded, sampled ones and those of prompts; `coda` one of
+    LM head and sampling. `few` and `swap` are None where no batch of few rows, or no swapping, was
+    measured."""
 
     launch_ns: float
     linear: Table
     attention: Mapping[int, Attention]
     combine: Combine
     few: FewRows | None
-    embed: Table
+    prelude: Table
+    staging: Table
     coda: Table
     copies: Copies
+    swap: Swap | None = None
 
     def recurrent_ns(self, features: Features, loops: int) -> tuple[float, float, float]:
         """(linear, attention, launch) of a recurrent batch."""
@@ -206,6 +220,8 @@ class ModelFile:
     profiled: Mapping[str, tuple[int, int]]
     errors_by_stage: Mapping[Stage, Errors]
     errors_by_component: Mapping[str, Errors]
+    errors_by_family: Mapping[str, Errors]
+    """Of batches that policies form on one kind of workload, from a fit that saw none of that kind."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
@@ -243,7 +259,8 @@ def _problems(file: ModelFile, data: Any) -> Iterator[str]:
                 yield f"{name}: {value}, expected a number from 0 to {LARGEST:g}"
     for name, table in (
         ("linear", file.device.linear),
-        ("embed", file.device.embed),
+        ("prelude", file.device.prelude),
+        ("staging", file.device.staging),
         ("coda", file.device.coda),
     ):
         if not table.rows or len(table.rows) != len(table.ns) or list(table.rows) != sorted(set(table.rows)):

@@ -56,7 +56,7 @@ class Setup:
         return Scale(self.max_rows, self.max_context, self.max_requests, self.chunks, pool_tokens)
 
 
-GPU = Setup(2048, 16384, 64, (16, 32, 64, 128, 512), (Repeats(busy=4, idle=1),) * 5, num_rings=128)
+GPU = Setup(2048, 16384, 64, (16, 32, 64, 128, 512), (Repeats(busy=4, idle=1),) * 4, num_rings=128)
 CPU = Setup(64, 256, 4, (8, 16, 32), (Repeats(busy=3, idle=1),), num_rings=16)
 NUM_SAMPLED = 330
 QUICK_PART = 5
@@ -128,6 +128,7 @@ def measure(
             todo = [case for case in cases if writer.visits(case.row()) <= visit]
             copies = [case for case in todo if case.kind == "copies"]
             writer.append(measurement.time_copies(copies, repeats))
+            writer.append(measurement.time_swaps(repeats, lambda row, at=visit: writer.visits(row) <= at))
             progress.update(task, advance=len(copies), refresh=True)
             for group in measurement.groups(case for case in todo if case.kind != "copies"):
                 writer.append(measurement.time(group, repeats))

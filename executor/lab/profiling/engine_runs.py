@@ -7,13 +7,13 @@ stage, loops and number of ranges, together with the gaps around batches that de
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from executor.asking import AsConfigured
 from executor.backend import DeviceBackend
 from executor.lab.profiling.cases import Case, Scale
-from executor.lab.profiling.measure import median, percentile
+from executor.lab.profiling.measure import median, percentile, spread
 from executor.lab.profiling.serving import INFLIGHT, mix
 from executor.programs import Programs
 from executor.run import few_collections
@@ -24,6 +24,7 @@ from policies.assembly import assemble
 from policies.config.runconfig import RunConfig
 from policies.core.seam.batch import ExecutionBatch, Stage
 from policies.core.seam.oracle import Foresight
+from policies.costs.latency import SLEPT_NS
 from results.profile import GAPS, ProfileRow
 
 LEAST_BATCHES = 3
@@ -43,6 +44,10 @@ def run_mixes(model: str, seed: int, scale: Scale) -> list[tuple[str, RunConfig]
         ("mixed", "chat", small, 24, INFLIGHT),
         ("wcpb", "chat", large, 24, 2),
         ("wcpb", "long", scale.chunks[0], 2, INFLIGHT),
+        ("mixed", "light", large, 24, INFLIGHT),
+        ("wcpb", "crowd", small, 2 * scale.max_requests, INFLIGHT),
+        ("atomic", "crowd", large, 2 * scale.max_requests, INFLIGHT),
+        ("wcpb", "light", small, 24, INFLIGHT),
     )
     return [
         (
@@ -104,9 +109,9 @@ class HostWatch:
 def time_run(
     session: Session, run: PlannedRun, name: str, is_stopped: Callable[[], bool]
 ) -> list[ProfileRow]:
-    """The lines of kinds `host` and `gap` that `run` gives."""
+    """The lines of kinds `host`, `served` and `gap` that `run` gives."""
     observed = _observe(session, run, is_stopped)
-    return [*_host_rows(name, observed), *_gap_rows(name, observed)]
+    return [*_host_rows(name, observed), *_served_rows(name, observed), *_gap_rows(name, observed)]
 
 
 def _observe(session: Session, run: PlannedRun, is_stopped: Callable[[], bool]) -> list[Observed]:
@@ -177,12 +182,34 @@ def _host_rows(name: str, observed: Iterable[Observed]) -> Iterator[ProfileRow]:
         )
 
 
+def _served_rows(name: str, observed: list[Observed]) -> Iterator[ProfileRow]:
+    """Medians of queued batches without a recurrent loop, by stage and rows (of all where the device is never
+    busy when a batch comes, as on a CPU). What ran before them, which they find in the caches and wait for,
+    is what serving puts there."""
+    alike: dict[tuple[Stage, int], list[tuple[bool, Observed]]] = {}
+    for before, after in pairwise(observed):
+        work = after.batch.work
+        if not work.loop_count and not after.is_disturbed:
+            was_queued = after.launched_ns <= before.finished_ns
+            alike.setdefault((work.stage, work.rows), []).append((was_queued, after))
+    for (_, num_rows), found in sorted(alike.items()):
+        items = [item for was_queued, item in found if was_queued] or [item for _, item in found]
+        if len(items) < LEAST_BATCHES:
+            continue
+        row = Case.of("served", f"{name}: {num_rows} rows", items[0].batch.work).row()
+        times = [item.finished_ns - item.started_ns for item in items]
+        yield replace(row, n=len(items), **spread(times))
+
+
 def _gap_rows(name: str, observed: list[Observed]) -> Iterator[ProfileRow]:
     """The stretches between batches that belong to none of them."""
     pairs = [(before, after) for before, after in pairwise(observed) if not after.is_disturbed]
     calm = [item for item in observed if not item.is_disturbed]
     by_seq = {item.batch.seq: item for item in observed}
+    admit, wake = _extra_host_ns(calm, by_seq)
     gaps = {
+        "admit": admit,
+        "wake": wake,
         "device_gap": [
             after.started_ns - before.finished_ns
             for before, after in pairs
@@ -209,10 +236,38 @@ def _gap_rows(name: str, observed: list[Observed]) -> Iterator[ProfileRow]:
                 "gap",
                 f"{name}: {GAPS[gap]}",
                 n=len(values),
-                device_ns=median(values),
-                device_p10_ns=percentile(values, 10),
-                device_p90_ns=percentile(values, 90),
+                **spread(values),
             )
+
+
+def _extra_host_ns(
+    calm: Iterable[Observed], by_seq: Mapping[int, Observed]
+) -> tuple[list[int], list[int]]:
+    """How much longer than others of their stage and loops the host is busy with batches that let requests
+    in, for each of those, and with the first batch after an idle SLEPT_NS, beside that."""
+    plain: dict[tuple[Stage, int], list[int]] = {}
+    admitting: list[tuple[Observed, int, bool]] = []
+    for item in calm:
+        before = by_seq.get(item.batch.seq - 1)
+        has_slept = (
+            before is not None
+            and item.after_seq == before.batch.seq
+            and item.formed_ns - before.collected_ns > SLEPT_NS
+        )
+        count = len(item.batch.transfers.allocations)
+        if count or has_slept:
+            admitting.append((item, count, has_slept))
+        else:
+            plain.setdefault((item.batch.stage, item.batch.loop_count), []).append(item.select_ns + item.host_ns)
+    typical = {key: median(times) for key, times in plain.items()}
+    extra = [
+        (item.select_ns + item.host_ns - typical[key], count, has_slept)
+        for item, count, has_slept in admitting
+        if (key := (item.batch.stage, item.batch.loop_count)) in typical
+    ]
+    admit = [max(0, ns // count) for ns, count, has_slept in extra if not has_slept]
+    each_ns = median(admit) if admit else 0
+    return admit, [max(0, ns - count * each_ns) for ns, count, has_slept in extra if has_slept]
 
 
 def _host_was_waiting(item: Observed, by_seq: Mapping[int, Observed]) -> bool:

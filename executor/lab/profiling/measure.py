@@ -23,6 +23,7 @@ from executor.packing import RunningRequest
 from executor.runner import Runner
 from executor.sensors import Reading, median_reading
 from executor.session import Session
+from executor.swap import SwapSpace
 from executor.timeline import make_timeline
 from policies.core.seam.batch import Allocation, ScheduledRange, Stage, Work
 from policies.core.seam.request import Request
@@ -33,6 +34,8 @@ LIGHT_ROWS, MIDDLE_ROWS = 64, 320
 take the time."""
 SMALL_REPEATS = 3
 """Batches without a recurrent loop take microseconds: they are timed so many times as often."""
+SWAPPED_GROUPS = (1, 4, 16, 64)
+"""Sizes of what is swapped, in groups of a block for every plane."""
 READ_EVERY = 8
 """Launches from one reading of the sensors to the next."""
 COMPANY = Case(
@@ -138,7 +141,44 @@ class Measurement:
             self._session.synchronize()
             ends = [(self._timeline.time_of(start), self._timeline.time_of(end)) for start, end in marks]
             times = [finished_ns - started_ns for started_ns, finished_ns in ends]
-            rows.append(replace(case.row(), n=repeats.busy, **_spread(times[1:])))
+            rows.append(replace(case.row(), n=repeats.busy, **spread(times[1:])))
+        return rows
+
+    def time_swaps(self, repeats: Repeats, is_wanted: Callable[[ProfileRow], bool]) -> list[ProfileRow]:
+        """Lines of kind `swap`: K/V of a request out to page-locked host memory and back, behind a long
+        fill."""
+        pools = self._session.pools
+        space, block_size = SwapSpace(pools), pools.kv.block_size
+        most = min(pools.kv.groups.shape[1], self._num_groups)
+        rows = []
+        for count in (size for size in SWAPPED_GROUPS if size <= most):
+            lines = [
+                ProfileRow("swap", f"{count} block groups {way}", rows=count * block_size)
+                for way in ("out", "back")
+            ]
+            if not any(is_wanted(line) for line in lines):
+                continue
+            self._session.synchronize()
+            groups = tuple(self._rng.sample(range(self._num_groups), count))
+            pools.admit(Allocation(Request(0, 0, count * block_size, 1), groups, 0))
+            ways: tuple[list[int], list[int]] = ([], [])
+            for _ in range(1 + repeats.busy):
+                if self.is_stopped():
+                    raise KeyboardInterrupt
+                pools.hidden.normal_()
+                marks = [self._timeline.mark()]
+                space.take_out(0, 0, count)
+                marks.append(self._timeline.mark())
+                space.bring_back(0, 0)
+                marks.append(self._timeline.mark())
+                self._session.synchronize()
+                started_ns, out_ns, back_ns = map(self._timeline.time_of, marks)
+                ways[0].append(out_ns - started_ns)
+                ways[1].append(back_ns - out_ns)
+            rows += [
+                replace(line, n=repeats.busy, **spread(times[1:]))
+                for line, times in zip(lines, ways, strict=True)
+            ]
         return rows
 
     def _place(self, cases: Sequence[Case]) -> list[Work]:
@@ -236,7 +276,7 @@ def _summary(row: ProfileRow, busy: Sequence[Sample], idle: Sequence[Sample]) ->
     return replace(
         row,
         n=len(queued),
-        **_spread([sample.device_ns for sample in queued]),
+        **spread([sample.device_ns for sample in queued]),
         idle_device_ns=median([sample.device_ns for sample in idle]),
         prepare_ns=median([sample.prepare_ns for sample in busy]),
         launch_ns=median([sample.launch_ns for sample in busy]),
@@ -244,7 +284,7 @@ def _summary(row: ProfileRow, busy: Sequence[Sample], idle: Sequence[Sample]) ->
     )
 
 
-def _spread(times_ns: Sequence[int]) -> dict[str, int]:
+def spread(times_ns: Sequence[int]) -> dict[str, int]:
     return {
         "device_ns": median(times_ns),
         "device_p10_ns": percentile(times_ns, 10),

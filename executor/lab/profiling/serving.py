@@ -28,7 +28,7 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("wcpb", {"name": "wcpb"}),
     ("wcpb staging apart", {"name": "wcpb", "fuse_prelude": False}),
 )
-WORKLOADS = ("serving", "long", "chat")
+WORKLOADS = ("serving", "long", "chat", "crowd")
 INFLIGHT = 4
 """Batches in flight, as the serving configs have it: the device then hardly ever waits for the host."""
 NATIVE_CONTEXT = 16384
@@ -55,8 +55,9 @@ def mix(
     num_requests: int,
     inflight: int = INFLIGHT,
 ) -> RunConfig:
-    """A run of `num_requests` requests of `workload`: the seed's serving profile, its long prompts, or
-    chat-like lengths."""
+    """A run of `num_requests` requests of `workload`: the seed's serving profile, its long prompts, chat-like
+    lengths, short prompts of as many requests at a time as there may be, or requests so far apart that the
+    host sleeps between them."""
 
     def tokens(count: int) -> int:
         return max(1, count * scale.max_context // NATIVE_CONTEXT)
@@ -86,14 +87,24 @@ def mix(
                 "max": max(8, tokens(200)),
             },
         },
+        "crowd": {
+            "arrival": {"process": "closed", "concurrency": scale.max_requests},
+            "prompt_tokens": [tokens(64), tokens(192), tokens(448)],
+            "output_tokens": [16, 32, 48],
+        },
+        "light": {
+            "arrival": {"process": "constant", "rate": 12},
+            "prompt_tokens": [tokens(256), tokens(512), tokens(768)],
+            "output_tokens": 4,
+        },
     }
-    is_chat = workload == "chat"
+    seats = {"chat": many, "crowd": scale.max_requests}.get(workload, few)
     raw = {
         "model": model,
         "policy": dict(POLICIES)[policy],
         "scheduler": {
-            "max_num_seqs": many if is_chat else few,
-            "max_num_batched_tokens": scale.max_rows if is_chat else scale.max_rows // 2,
+            "max_num_seqs": seats,
+            "max_num_batched_tokens": scale.max_rows if workload == "chat" else scale.max_rows // 2,
             "prefill_chunk_size": chunk,
             "inflight": inflight,
         },
@@ -105,7 +116,7 @@ def mix(
 
 def all_mixes(model: str, seed: int, scale: Scale) -> list[tuple[str, RunConfig]]:
     """Every policy x workload x chunk size, with a name for each."""
-    requests = {"serving": 12, "long": 4, "chat": 40}
+    requests = {"serving": 12, "long": 4, "chat": 40, "crowd": 2 * scale.max_requests}
     return [
         (
             f"{policy}, chunk {chunk}, {workload}",
