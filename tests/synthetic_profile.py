@@ -168,7 +168,9 @@ def write_profile(path: Path, host_spread: float = 0.3) -> Path:
             )
         for groups in (1, 4, 16):
             assert TRUTH.swap is not None
-            ns = round(TRUTH.swap.of(16 * groups * OURO_1_4B.num_loops * OURO_1_4B.kv_bytes_per_token_and_depth))
+            ns = round(
+                TRUTH.swap.of(16 * groups * OURO_1_4B.num_loops * OURO_1_4B.kv_bytes_per_token_and_depth)
+            )
             rows.append(ProfileRow("swap", f"{groups} block groups out", rows=16 * groups, n=9, device_ns=ns))
         rows += [ProfileRow("gap", f"a run: {case}", n=9, device_ns=ns) for case, ns in GAPS]
         writer.append(rows)

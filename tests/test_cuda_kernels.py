@@ -219,7 +219,6 @@ def test_tall_tiles_run_by_cuda_where_auto_takes_them_and_their_bits_hold(
 ) -> None:
     """Elsewhere Triton has them, the packer its heights and cuts, and the summary the reason."""
     Card(monkeypatch)
-    monkeypatch.setattr(select, "AUTO_TAKES_TALL", True)
     monkeypatch.setattr(select.Attention, "load", classmethod(lambda cls, base, module: FewRows(base)))
     monkeypatch.setattr(select, "differing_tall", lambda *_: found)
     ops, base = chosen(), torch_ops()

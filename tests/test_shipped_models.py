@@ -65,7 +65,9 @@ def test_half_of_the_profile_predicts_the_other_half_as_well_as_the_model_claims
     model, path = shipped
     profile = read_profile(path)
     cutting = cutting_of(profile, model.model)
-    rows = [row for row in profile.rows if row.device_ns and row.kind not in ("copies", "swap", "host", "gap")]
+    rows = [
+        row for row in profile.rows if row.device_ns and row.kind not in ("copies", "swap", "host", "gap")
+    ]
     cases = [Case.of(row, cutting) for row in rows]
     errors: dict[Stage, list[float]] = {}
 

@@ -25,9 +25,6 @@ from policies.core.errors import InputError
 from policies.core.models.shape import BF16_BYTES, ModelShape
 
 CAPABILITY = (9, 0)
-AUTO_TAKES_TALL = False
-"""Whether `attention: auto` runs tall tiles by CUDA where the bits hold: a shipped latency model is of the
-kernels that this chooses on its card."""
 
 
 def with_cuda(base: Ops, shape: ModelShape, device: torch.device, attention: str = "auto") -> Ops:
@@ -35,7 +32,7 @@ def with_cuda(base: Ops, shape: ModelShape, device: torch.device, attention: str
     kernels cannot run or do not keep the bits.
 
     `attention` is `triton` for all of it by Triton, `cuda` for CUDA where a batch has few rows and in tall
-    tiles, `auto` for the same as far as AUTO_TAKES_TALL and the bits allow. Raises `InputError` where it is
+    tiles, `auto` for the same as far as the bits allow. Raises `InputError` where it is
     to be `cuda` and cannot."""
     ops = _with_cuda(base, shape, device, attention)
     if attention == "cuda" and ops.tile_classes != TILE_CLASSES:
@@ -55,7 +52,7 @@ def _with_cuda(base: Ops, shape: ModelShape, device: torch.device, attention: st
         norms = ResidualNorms(_module(NORMS_SOURCE, compiler))
         products = Products(plans, _module(source_of(plans), compiler))
         tall = TallAttention.load(base.attention, _module(TALL_SOURCE, compiler))
-        takes_tall = attention == "cuda" or (attention == "auto" and AUTO_TAKES_TALL)
+        takes_tall = attention != "triton"
         few = Attention.load(tall if takes_tall else base.attention, _module(SOURCE, compiler))
         here = (*OPTIONS, compiler, torch.cuda.get_device_name(device), torch.__version__, triton_version())
 

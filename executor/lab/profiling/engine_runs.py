@@ -240,9 +240,7 @@ def _gap_rows(name: str, observed: list[Observed]) -> Iterator[ProfileRow]:
             )
 
 
-def _extra_host_ns(
-    calm: Iterable[Observed], by_seq: Mapping[int, Observed]
-) -> tuple[list[int], list[int]]:
+def _extra_host_ns(calm: Iterable[Observed], by_seq: Mapping[int, Observed]) -> tuple[list[int], list[int]]:
     """How much longer than others of their stage and loops the host is busy with batches that let requests
     in, for each of those, and with the first batch after an idle SLEPT_NS, beside that."""
     plain: dict[tuple[Stage, int], list[int]] = {}
@@ -258,7 +256,9 @@ def _extra_host_ns(
         if count or has_slept:
             admitting.append((item, count, has_slept))
         else:
-            plain.setdefault((item.batch.stage, item.batch.loop_count), []).append(item.select_ns + item.host_ns)
+            plain.setdefault((item.batch.stage, item.batch.loop_count), []).append(
+                item.select_ns + item.host_ns
+            )
     typical = {key: median(times) for key, times in plain.items()}
     extra = [
         (item.select_ns + item.host_ns - typical[key], count, has_slept)
