@@ -174,28 +174,32 @@ def _attention_terms(device: DeviceTimes, features: Features) -> tuple[tuple[str
         total = ("attention total", f"history tiles of {features.items} items, few rows", features.tiles)
         return (*total, few.tile_ns), (*joined, few.split_ns)
     cost, combine = device.attention_of(features.tile_rows), device.combine
-    lowest = min(device.attention)
-    short = device.attention_of(lowest)
+    light = device.attention_of(features.light_rows)
     return (
         (
             "attention path",
             f"history tiles on it, {features.tile_rows} rows high",
-            features.path_tiles - features.short_path_tiles,
+            features.path_tiles - features.light_path_tiles,
             cost.path_tile_ns,
         ),
         (
             "attention path",
-            f"history tiles on it, {lowest} rows high, of short items",
-            features.short_path_tiles,
-            short.path_tile_ns,
+            f"history tiles on it, of items of up to {features.light_rows} rows",
+            features.light_path_tiles,
+            light.path_tile_ns,
         ),
         (
             "attention total",
             f"history tiles of {features.items} items",
-            features.tiles - features.short_tiles,
+            features.tiles - features.light_tiles,
             cost.tile_ns,
         ),
-        ("attention total", "history tiles of short items", features.short_tiles, short.tile_ns),
+        (
+            "attention total",
+            f"history tiles of items of up to {features.light_rows} rows",
+            features.light_tiles,
+            light.tile_ns,
+        ),
         ("attention path", "units on it, one for each wave", features.waves, cost.wave_ns),
         (*joined, combine.split_ns),
         ("attention combine", "rows of partial results", features.partials, combine.partial_ns),

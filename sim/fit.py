@@ -54,7 +54,12 @@ def fit_profile(profile: Profile, sha256: str) -> ModelFile:
             raise InputError(
                 f"{profile.path}: no device time of a {stage} batch, expected some: profile the device again"
             )
-    errors = held_out(timed, FOLDS)
+    served = {case.stage for case in timed if case.row.kind == "served"}
+    errors = [
+        (case, error)
+        for case, error in held_out(timed, FOLDS)
+        if case.row.kind == "served" or case.stage not in served
+    ]
     copies = fit_copies(profile.of_kind("copies"), model.num_loops)
     swap = fit_swap(profile.of_kind("swap"), model.num_loops * model.kv_bytes_per_token_and_depth)
     return ModelFile(
@@ -114,11 +119,11 @@ def sha256_of(path: Path) -> str:
 def error_lines(model: ModelFile) -> Iterator[str]:
     """The held-out errors of `model` as a table for people."""
     yield f"{'held out':<22}{'cases':>6}{'median':>8}{'p95':>8}{'worst':>8}"
-    groups = (model.errors_by_stage, model.errors_by_component, model.errors_by_family)
-    for words, group in zip(("", "", "no "), groups, strict=True):
+    families = {f"no {name}": errors for name, errors in model.errors_by_family.items()}
+    for group in (model.errors_by_stage, model.errors_by_component, families):
         for name, errors in group.items():
             numbers = f"{errors.cases:>6}{errors.median:>8.2%}{errors.p95:>8.2%}{errors.worst:>8.2%}"
-            yield f"{words + name:<22}{numbers}  {errors.worst_case}"
+            yield f"{name:<22}{numbers}  {errors.worst_case}"
 
 
 def shape_of(profile: Profile) -> ModelShape:

@@ -112,12 +112,20 @@ class _Recurrent:
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self._buckets = sorted({case.features.bucket for case in cases})
-        self._heights = sorted({case.features.tile_rows for case in cases})
+        features = [case.features for case in cases]
+        light = {item.light_rows for item in features if item.light_tiles and not item.is_few}
+        self._heights = sorted({item.tile_rows for item in features} | light)
         self._measured = np.array([case.device_ns for case in cases])
         self._loops = np.array([float(case.loops) for case in cases])
         self._bucket = np.array([self._buckets.index(case.features.bucket) for case in cases])
-        self._height = np.array([self._heights.index(case.features.tile_rows) for case in cases])
-        columns = zip(*(case.features for case in cases), strict=True)
+        self._height = np.array([self._heights.index(item.tile_rows) for item in features])
+        self._light = np.array(
+            [
+                self._heights.index(item.light_rows) if item.light_rows in self._heights else 0
+                for item in features
+            ]
+        )
+        columns = zip(*features, strict=True)
         self._features = Features(*map(np.array, columns))  # type: ignore[arg-type]
         self._has_few = any(case.features.is_few for case in cases)
 
@@ -160,11 +168,11 @@ class _Recurrent:
 
     def _predicted(self, unknowns: Array) -> Array:
         launch, linear, attention, combine, few = self._parts(unknowns)
-        cost, short = Attention(*attention[:, self._height]), Attention(*attention[:, 0])
+        cost, light = Attention(*attention[:, self._height]), Attention(*attention[:, self._light])
         invocation: Array = linear[self._bucket] + np.where(
             self._features.is_few,
             FewRows(*few).of(self._features),
-            attention_ns(self._features, cost, short, Combine(*combine)),
+            attention_ns(self._features, cost, light, Combine(*combine)),
         )
         return launch + self._loops * invocation
 
@@ -172,17 +180,17 @@ class _Recurrent:
 def _table(cases: Sequence[Case]) -> Table:
     """Medians by bucket, made to never fall; a bucket counts by its cases.
 
-    A bucket that real runs have counts by those alone; the others are as much longer or shorter than measured
-    in the profile's own company as the buckets that have both (median).
+    A bucket that real runs have counts by those alone; what else was measured, in the profile's own company,
+    is off by as much as where there are both (median).
     """
     alone: dict[int, list[float]] = {}
     served: dict[int, list[float]] = {}
     for case in cases:
         company = served if case.row.kind == "served" else alone
         company.setdefault(case.features.bucket, []).append(case.device_ns)
-    both = [float(np.median(served[size]) / np.median(alone[size])) for size in served if size in alone]
-    factor = float(np.median(both)) if both else 1.0
-    found = {size: [factor * ns for ns in times] for size, times in alone.items()} | served
+    both = [float(np.median(served[size]) - np.median(alone[size])) for size in served if size in alone]
+    missed_ns = float(np.median(both)) if both else 0.0
+    found = {size: [max(0.0, ns + missed_ns) for ns in times] for size, times in alone.items()} | served
     buckets = sorted(found)
     medians = [float(np.median(found[bucket])) for bucket in buckets]
     rising = isotonic_regression(medians, weights=[len(found[bucket]) for bucket in buckets]).x

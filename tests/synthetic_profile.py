@@ -106,7 +106,7 @@ def batches() -> list[tuple[str, Stage, int, tuple[ScheduledRange, ...]]]:
             (kind, stage, 0, tuple(item._replace(stage=stage) for item in decodes(size, 100)))
             for size in sizes
         ]
-    for size in (16, 60, 128, 400, 512):
+    for size in (16, 30, 32, 60, 64, 100, 128, 400, 512):
         cases.append(
             (
                 "staging",

@@ -74,17 +74,20 @@ def test_features_count_the_items_that_the_executor_packs(
     lengths = (items[:, 6] - items[:, 5]).tolist()
     programs = max(1, slots * 64 // max(64, tile_rows))
     is_short = items[:, 1] <= SHORT_ROWS
-    dealt: list[list[int]] = [[0, 0, 0] for _ in range(programs)]  # cost, tiles, short tiles of each program
-    units = [(length, short) for length, short in zip(lengths, is_short, strict=True) for _ in range(HEADS)]
-    for at, (length, short) in enumerate(units):
+    has_sides = tile_rows == 128 and 64 not in heights
+    is_light = items[:, 1] <= (64 if has_sides else SHORT_ROWS)
+    dealt: list[list[int]] = [[0, 0, 0] for _ in range(programs)]  # cost, tiles, light tiles of each program
+    units = [item for item in zip(lengths, is_short, is_light, strict=True) for _ in range(HEADS)]
+    for at, (length, short, light) in enumerate(units):
         wave, program = divmod(at, programs)
         mine = dealt[programs - 1 - program if wave % 2 else program]
-        mine[:] = mine[0] + length * (2 if short else 3), mine[1] + length, mine[2] + length * short
+        mine[:] = mine[0] + length * (2 if short else 3), mine[1] + length, mine[2] + length * light
     busiest = max(dealt, key=lambda sums: sums[0])
     whole = (items[:, 5] == 0) & (items[:, 6] * TILE_KEYS >= items[:, 2] + items[:, 1])
     assert (work.tile_rows, work.items, work.tiles) == (tile_rows, len(items), sum(lengths))
-    assert (work.path_tiles, work.short_path_tiles) == tuple(busiest[1:])
-    assert work.short_tiles == sum(length for length, short in zip(lengths, is_short, strict=True) if short)
+    assert (work.path_tiles, work.light_path_tiles) == tuple(busiest[1:])
+    assert work.light_tiles == sum(length for length, light in zip(lengths, is_light, strict=True) if light)
+    assert work.light_rows == (64 if has_sides else heights[0])
     assert work.waves == -(-len(units) // programs)
     joined_splits = max(combines[:, 3], default=0)
     assert (work.joined_splits, work.partials) == (joined_splits, int(items[~whole, 1].sum()))
@@ -137,7 +140,7 @@ def test_decode_rows_beside_a_chunk_are_priced_as_short_items() -> None:
     """60 rows at 1200 beside a chunk of 64: 60 x 19 history tiles are short, the chunk's 20 are not."""
     cuts = cutting()
     features = cuts.features(cuts.key(ranges([(1199, 1)] * 60 + [(1200, 64)])))
-    assert (features.tile_rows, features.tiles, features.short_tiles) == (64, 60 * 19 + 20, 60 * 19)
+    assert (features.tile_rows, features.tiles, features.light_tiles) == (64, 60 * 19 + 20, 60 * 19)
 
 
 def test_a_batch_is_of_few_rows_by_what_it_is_padded_to() -> None:

@@ -33,9 +33,10 @@ class Features(NamedTuple):
     Attention's grid has a fixed number of programs, which are dealt the units of a list in waves, dearest
     first; every item is one unit per head. `path_tiles` are the history tiles that the busiest program runs
     over all `waves`, the critical path. `tiles` are the history tiles of all items together, the total work.
-    `short_tiles` and `short_path_tiles` are those of the two that belong to short items, which run in the
-    lowest query tiles whatever `tile_rows`, the height of the others. `partials` are rows of partial results
-    of items that were cut, `joined_splits` the most that one row is joined from, one after another.
+    `light_tiles` and `light_path_tiles` are those of the two that belong to light items, which cost what
+    items in tiles of `light_rows` do, whatever `tile_rows`, the height of the others. `partials` are rows of
+    partial results of items that were cut, `joined_splits` the most that one row is joined from, one after
+    another.
     `is_few` says that other kernels attend, those for few rows.
     """
 
@@ -45,23 +46,12 @@ class Features(NamedTuple):
     waves: int
     tiles: int
     path_tiles: int
-    short_tiles: int
-    short_path_tiles: int
+    light_rows: int
+    light_tiles: int
+    light_path_tiles: int
     joined_splits: int
     partials: int
     is_few: bool
-
-
-class Common(NamedTuple):
-    """Single rows and longer `ranges` that many batches begin with: history tiles of each row and of all,
-    the last tile that a row ends in, and into how many splits rows might be cut."""
-
-    key: Key
-    ranges: tuple[tuple[int, int], ...]
-    lengths: list[int]
-    tiles: int
-    last_end: int
-    splits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +62,8 @@ class Cutting:
 
     Items of up to `short_rows` rows run in the lowest tiles beside taller ones; buckets of up to `few_rows`
     rows have attention kernels of their own. 0: there is no such thing. `tall_margin` is SPLIT_MARGIN of
-    tiles of more than a slot.
+    tiles of more than a slot. Where taller tiles than a slot are and tiles of one slot are not, the tall ones
+    have two sides of a slot each, and items of one side are light.
     """
 
     row_buckets: tuple[int, ...]
@@ -159,60 +150,17 @@ class Cutting:
                 else:
                     lengths.append(end + 1)
                     cut_heights.append(tile)
-        shorts: Sequence[int] = ()
-        if self.short_rows:
-            shorts = [
-                length if tile <= self.short_rows else 0
-                for length, tile in zip(lengths, cut_heights, strict=True)
-            ]
-        path, short_path = self._path(lengths, shorts, programs)
+        has_sides = height > SLOT_ROWS and SLOT_ROWS not in self.tile_rows
+        most_rows = SLOT_ROWS if has_sides else self.short_rows
+        cut = list(zip(lengths, cut_heights, strict=True))
+        lights = [length if tile <= most_rows else 0 for length, tile in cut]
+        path, light_path = self._path(cut, lights, programs)
         bucket, waves = self.bucket(rows), -(-len(lengths) * self.num_heads // programs)
         return Features(
-            bucket, height, len(lengths), waves, sum(lengths), path, sum(shorts), short_path, joined_splits,
-            partials, bucket <= self.few_rows,
+            bucket, height, len(lengths), waves, sum(lengths), path,
+            SLOT_ROWS if has_sides else self.tile_rows[0], sum(lights), light_path, joined_splits, partials,
+            bucket <= self.few_rows,
         )  # fmt: skip
-
-    def common(self, key: Key) -> Common:
-        """What batches have in common that begin with `key`."""
-        ends = [item for item in key if isinstance(item, int)]
-        per_split = self.split_keys // self.tile_keys
-        return Common(
-            key,
-            tuple([item for item in key if not isinstance(item, int)]),
-            [end + 1 for end in ends],
-            sum(ends) + len(ends),
-            max(ends, default=0),
-            sum([end // per_split for end in ends]) + len(ends),
-        )
-
-    def beside(self, common: Common, key: Key) -> Features:
-        """`features` of a batch of `common` and then `key`. Where nothing is cut and items are of one kind,
-        only the ranges of several rows are looked at again."""
-        ranges = [*common.ranges, *[item for item in key if not isinstance(item, int)]]
-        whole = (*common.key, *key)
-        if self.short_rows or not ranges or len(ranges) < len(common.ranges) + len(key):
-            return self.features(whole)
-        tile_keys, per_split = self.tile_keys, self.split_keys // self.tile_keys
-        longest = max([count for _, count in ranges])
-        height = next((tile for tile in self.tile_rows if tile >= longest), self.tile_rows[-1])
-        ends: list[int] = []
-        rows = len(common.lengths)
-        for start, count in ranges:
-            end = start + count
-            rows += count
-            ends += [(min(first + height, end) - 1) // tile_keys for first in range(start, end, height)]
-        programs = max(1, self.attention_slots * SLOT_ROWS // max(SLOT_ROWS, height))
-        num_splits = common.splits + sum([end // per_split for end in ends]) + len(ends)
-        margin = self.tall_margin if height > SLOT_ROWS else SPLIT_MARGIN
-        most_splits = margin * max(1, -(-num_splits * self.num_heads // programs))
-        if max(common.last_end, *ends) // per_split + 1 > most_splits:
-            return self.features(whole)
-        lengths = [end + 1 for end in ends]
-        path, _ = self._path([*common.lengths, *lengths], (), programs)
-        items, bucket = len(common.lengths) + len(ends), self.bucket(rows)
-        waves = -(-items * self.num_heads // programs)
-        tiles = common.tiles + sum(lengths)
-        return Features(bucket, height, items, waves, tiles, path, 0, 0, 0, 0, bucket <= self.few_rows)
 
     def _height(self, key: Key) -> int:
         """Tile height of the items that are not short, as `executor.kernels.worklist.Packer.tile_class`."""
@@ -231,25 +179,24 @@ class Cutting:
                 height = SLOT_ROWS
         return height
 
-    def _path(self, lengths: Sequence[int], shorts: Sequence[int], programs: int) -> tuple[int, int]:
-        """History tiles of the busiest program, and those of them that belong to short items.
+    def _path(self, cut: Sequence[tuple[int, int]], lights: Sequence[int], programs: int) -> tuple[int, int]:
+        """History tiles of the busiest program of items of (history tiles, rows), and those of them that
+        belong to light items.
 
         Without short items program p runs units p, p + programs, ...: the first runs the longest of every
         wave. With them every other wave is dealt out backwards.
         """
+        lengths = [length for length, _ in cut]
         num_heads, num_units = self.num_heads, len(lengths) * self.num_heads
         if not self.short_rows:
             if num_units <= programs:
                 return max(lengths), 0
             ordered = sorted(lengths, reverse=True)
             return sum([ordered[unit // num_heads] for unit in range(0, num_units, programs)]), 0
-        costs = [
-            SHORT_COST * length if short else TALL_COST * length
-            for length, short in zip(lengths, shorts, strict=True)
-        ]
+        costs = [(SHORT_COST if rows <= self.short_rows else TALL_COST) * length for length, rows in cut]
         if num_units <= programs:
             busiest = costs.index(max(costs))
-            return lengths[busiest], shorts[busiest]
+            return lengths[busiest], lights[busiest]
         order = sorted(range(len(costs)), key=lambda item: -costs[item])
         busiest_cost, busiest_items = -1, [0]
         for program in range(0, programs, gcd(programs, num_heads)):  # those between run the same items
@@ -261,4 +208,4 @@ class Cutting:
             cost = sum([costs[item] for item in mine])
             if cost > busiest_cost:
                 busiest_cost, busiest_items = cost, mine
-        return sum([lengths[item] for item in busiest_items]), sum([shorts[item] for item in busiest_items])
+        return sum([lengths[item] for item in busiest_items]), sum([lights[item] for item in busiest_items])

@@ -125,16 +125,16 @@ class FittedModel(LatencyModel):
             tokens, kv_tokens = tokens + left, kv_tokens + left * rows
 
     def beside(self, ranges: Sequence[ScheduledRange]) -> Callable[[Sequence[ScheduledRange]], Prediction]:
-        """What `ranges` come to is summed up once."""
+        """Without the limit, which nobody who asks so looks at, and the key of `ranges` is made once."""
         cutting = self.file.cutting
-        common = cutting.common(cutting.key(ranges) if ranges else ())
+        common = cutting.key(ranges) if ranges else ()
         rows = sum([item.token_count for item in ranges])
 
         def predict(others: Sequence[ScheduledRange]) -> Prediction:
             both = rows + sum([item.token_count for item in others])
-            features = cutting.beside(common, cutting.key(others) if others else ())
+            key = (*common, *cutting.key(others)) if others else common
             host_ns = self._host_ns(Stage.RECURRENT, len(ranges) + len(others), both, 1)
-            return Prediction(self._of_features(features, 1), 0, *host_ns)
+            return Prediction(self._of_features(cutting.features(key), 1), 0, *host_ns)
 
         return predict
 

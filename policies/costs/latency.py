@@ -105,8 +105,8 @@ class HostLoop:
     prepared a batch to its start on an idle device; `collect_ns` from a batch's end until the waiting host
     knows; `after_collect_ns` and `after_submit_ns` from then, or from having launched a batch, until the
     engine chooses the next one. `admit_ns` is what the host does for each request that a batch lets in, and
-    `wake_ns` what it takes longer after it had nothing to do for SLEPT_NS. `host_spread` is how much the host's time for a batch varies: the standard
-    deviation of its logarithm.
+    `wake_ns` what it takes longer after it had nothing to do for SLEPT_NS. `host_spread` is how much the
+    host's time for a batch varies: the standard deviation of its logarithm.
     """
 
     device_gap_ns: int = 0

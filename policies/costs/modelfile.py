@@ -116,15 +116,15 @@ class FewRows:
         return self.tile_ns * features.tiles + self.split_ns * features.joined_splits
 
 
-def attention_ns(features: Any, cost: Any, short: Any, combine: Any) -> Any:
-    """Attention of one invocation that is not of few rows: history tiles of short items at the price of
-    `short`, all else at that of `cost`. Numbers in, a number out; `sim.solve` passes arrays of one value per
+def attention_ns(features: Any, cost: Any, light: Any, combine: Any) -> Any:
+    """Attention of one invocation that is not of few rows: history tiles of light items at the price of
+    `light`, all else at that of `cost`. Numbers in, a number out; `sim.solve` passes arrays of one value per
     case instead."""
     tiles = (
-        cost.path_tile_ns * (features.path_tiles - features.short_path_tiles)
-        + cost.tile_ns * (features.tiles - features.short_tiles)
-        + short.path_tile_ns * features.short_path_tiles
-        + short.tile_ns * features.short_tiles
+        cost.path_tile_ns * (features.path_tiles - features.light_path_tiles)
+        + cost.tile_ns * (features.tiles - features.light_tiles)
+        + light.path_tile_ns * features.light_path_tiles
+        + light.tile_ns * features.light_tiles
     )
     joined = combine.split_ns * features.joined_splits + combine.partial_ns * features.partials
     return tiles + cost.wave_ns * features.waves + joined
@@ -154,8 +154,8 @@ class DeviceTimes:
         if features.is_few and self.few is not None:
             attention = self.few.of(features)
         else:
-            short = self.attention_of(min(self.attention))
-            attention = attention_ns(features, self.attention_of(features.tile_rows), short, self.combine)
+            cost, light = (self.attention_of(rows) for rows in (features.tile_rows, features.light_rows))
+            attention = attention_ns(features, cost, light, self.combine)
         return loops * self.linear.at(features.bucket), loops * attention, self.launch_ns
 
     def attention_of(self, tile_rows: int) -> Attention:

@@ -183,17 +183,16 @@ def _host_rows(name: str, observed: Iterable[Observed]) -> Iterator[ProfileRow]:
 
 
 def _served_rows(name: str, observed: list[Observed]) -> Iterator[ProfileRow]:
-    """Medians of queued batches without a recurrent loop, by stage and rows (of all where the device is never
-    busy when a batch comes, as on a CPU). What ran before them, which they find in the caches and wait for,
-    is what serving puts there."""
-    alike: dict[tuple[Stage, int], list[tuple[bool, Observed]]] = {}
-    for before, after in pairwise(observed):
-        work = after.batch.work
-        if not work.loop_count and not after.is_disturbed:
-            was_queued = after.launched_ns <= before.finished_ns
-            alike.setdefault((work.stage, work.rows), []).append((was_queued, after))
-    for (_, num_rows), found in sorted(alike.items()):
-        items = [item for was_queued, item in found if was_queued] or [item for _, item in found]
+    """Medians of queued batches without a recurrent loop, by stage and rows (of all where no batch was ever
+    queued, as on a CPU). What ran before them, which they find in the caches and wait for, is what serving
+    puts there."""
+    pairs = [(before, after) for before, after in pairwise(observed) if not after.is_disturbed]
+    queued = [after for before, after in pairs if after.launched_ns <= before.finished_ns]
+    alike: dict[tuple[Stage, int], list[Observed]] = {}
+    for item in queued or [after for _, after in pairs]:
+        if not item.batch.loop_count:
+            alike.setdefault((item.batch.stage, item.batch.rows), []).append(item)
+    for (_, num_rows), items in sorted(alike.items()):
         if len(items) < LEAST_BATCHES:
             continue
         row = Case.of("served", f"{name}: {num_rows} rows", items[0].batch.work).row()
