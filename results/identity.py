@@ -97,12 +97,14 @@ def config_hash(config: Mapping[str, Any]) -> str:
 
 def comparable(config: Mapping[str, Any]) -> dict[str, Any]:
     """`config` without what two sides of a comparison may differ in: the device, a model's written shape,
-    and the folders of the workload's files."""
+    the weights that stand for a gate in a simulation, and the folders of the workload's files."""
     workload = dict(config["workload"])
     for key in ("path", "dataset"):
         if isinstance(workload.get(key), str):
             workload[key] = PurePosixPath(workload[key]).name
     rest = {key: value for key, value in config.items() if key not in ("device", "model_shape")}
+    if isinstance(rest.get("exit"), Mapping):
+        rest["exit"] = {key: value for key, value in rest["exit"].items() if key != "loop_weights"}
     return {**rest, "workload": workload}
 
 

@@ -104,7 +104,12 @@ def main(arguments: Sequence[str]) -> int:
         help="where the simulated runs go, one for each config",
     )
     predict.set_defaults(action=_predict)
-    for command in (replay, predict):
+    weights = commands.add_parser(
+        "loop-weights",
+        help="after how many loops tokens of recorded runs left, as a config's exit.loop_weights",
+    )
+    weights.set_defaults(action=_loop_weights)
+    for command in (replay, predict, weights):
         command.add_argument(
             "runs", nargs="+", metavar="RUN", help="run directories, packs, or folders that hold some"
         )
@@ -281,6 +286,14 @@ def _predict(options: argparse.Namespace) -> int:
 
     _check_jobs(options.jobs)
     return 0 if predict(options.runs, options.out, options.device, options.jobs) else 1
+
+
+def _loop_weights(options: argparse.Namespace) -> int:
+    from results.find import find_runs
+    from sim.predict import loop_weights
+
+    print(f"exit.loop_weights={list(loop_weights(find_runs(options.runs)[0]))}")
+    return 0
 
 
 def _fit(options: argparse.Namespace) -> int:

@@ -93,10 +93,29 @@ def plan(runs: Sequence[Run], out: Path, device: str | None) -> list[Task]:
     tasks = []
     for repeats in by_config.values():
         overrides = [f"device={device}"] if device else []
+        exits = repeats[0].config.get("exit") or {}
+        if (
+            exits.get("mode") == "gate"
+            and exits.get("loop_weights") is None
+            and exits.get("threshold", 1) < 1
+        ):
+            overrides.append(f"exit.loop_weights={list(loop_weights(repeats))}")
         config = load_config(repeats[0].path / CONFIG, overrides)
         name = RunIdentity.from_config(config.resolved, "sim", repeats[0].num_loops).directory_name
         tasks.append(Task(tuple(repeats), config, out / "cells" / name))
     return tasks
+
+
+def loop_weights(runs: Sequence[Run]) -> tuple[int, ...]:
+    """How many decoded tokens of `runs` ran 1, 2, ... loops: `exit.loop_weights` of a simulation. Raises
+    `InputError` where none was decoded."""
+    counts = [run.summary.get("tokens_by_loops") or {} for run in runs]
+    weights = tuple(
+        sum(int(count.get(str(loops), 0)) for count in counts) for loops in range(1, runs[0].num_loops + 1)
+    )
+    if not any(weights):
+        raise InputError(f"{runs[0].path}: tokens_by_loops has no decoded token, expected some")
+    return weights
 
 
 def run_task(task: Task) -> tuple[list[str], bool]:

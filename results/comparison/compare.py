@@ -1,9 +1,10 @@
 """A whole comparison: two sets of runs in, everything that is said about them out, as values and as
 `compare.json`."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class Cell:
     queues: tuple[Queue, Queue] | None
     stages: Sequence[StageErrors]
     times: pd.DataFrame | None
+    same_as: str | None = None
+    """The policy before this one whose simulated run has the same batches: it is counted there."""
 
     @property
     def is_replayed(self) -> bool | None:
@@ -57,9 +60,14 @@ class Comparison:
     notes: Sequence[str]
 
     @property
+    def counted(self) -> list[Cell]:
+        """Configurations that differ in what they do: policies that coincide count once."""
+        return [cell for cell in self.cells if cell.same_as is None]
+
+    @property
     def misses(self) -> list[tuple[Cell, Figure]]:
         """Figures beyond their tolerance, the one that exceeds it by the largest factor first."""
-        found = [(cell, figure) for cell in self.cells for figure in cell.misses]
+        found = [(cell, figure) for cell in self.counted for figure in cell.misses]
         return sorted(found, key=lambda item: -abs(item[1].error) / (item[1].tolerance or 1.0))
 
     @property
@@ -109,7 +117,12 @@ def compare(predicted: str | Path, measured: str | Path, tolerances: Tolerances)
     pairs, notes = pair_runs(find_runs([predicted])[0], find_runs([measured])[0])
     order = {pair.workload: at for at, pair in reversed(list(enumerate(pairs)))}
     pairs.sort(key=lambda pair: (order[pair.workload], policy_order(pair.predicted.policy)))
-    cells = [compare_pair(pair, tolerances) for pair in pairs]
+    cells = _marked([compare_pair(pair, tolerances) for pair in pairs])
+    notes += [
+        f"{cell.pair.label}: the very batches of {cell.same_as}, counted there"
+        for cell in cells
+        if cell.same_as
+    ]
     few = sum(len(cell.pair.measured) < ENOUGH_REPEATS for cell in cells)
     if few:
         notes.append(
@@ -125,12 +138,35 @@ def compare(predicted: str | Path, measured: str | Path, tolerances: Tolerances)
             {
                 cell.pair.predicted.policy: by_label(cell.figures)
                 for cell in cells
-                if cell.pair.workload == workload
+                if cell.pair.workload == workload and cell.same_as is None
             },
             tolerances.rank_gap,
         )
     ]
     return Comparison(cells, stage_errors(pd.concat(times)) if times else (), ranking, tolerances, notes)
+
+
+def _marked(cells: Sequence[Cell]) -> list[Cell]:
+    """`cells` with `same_as`: of one workload and chunk, and the same batches in the same order without
+    times."""
+    seen: dict[tuple[str, str], str] = {}
+    marked = []
+    for cell in cells:
+        key = (cell.pair.workload, work_sha256(cell.pair.predicted))
+        same_as = seen.setdefault(key, cell.pair.predicted.policy)
+        is_first = same_as == cell.pair.predicted.policy or not key[1]
+        marked.append(cell if is_first else replace(cell, same_as=same_as))
+    return marked
+
+
+def work_sha256(run: Run) -> str:
+    """A hash of what the batches of `run` did, in order, whenever it was; blank where no log was kept."""
+    if not run.has_logs:
+        return ""
+    digest = hashlib.sha256()
+    for frame in run.batch_frames(["stage", "loop_count", "ranges"]):
+        digest.update(frame.to_csv(index=False, header=False).encode())
+    return digest.hexdigest()
 
 
 def compare_pair(pair: Pair, tolerances: Tolerances) -> Cell:
@@ -164,6 +200,7 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
         "policy": predicted.policy,
         "prefill_chunk_size": predicted.chunk_tokens,
         "num_repeats": len(cell.pair.measured),
+        "same_as": cell.same_as,
         "simulated_run": predicted.path.name,
         "measured_runs": [run.path.name for run in cell.pair.measured],
         "figures": {figure.label: figure.as_json() for figure in cell.figures},

@@ -9,7 +9,7 @@ from results.comparison.compare import Cell, Comparison
 from results.comparison.figures import LATENCY_NAMES, THROUGHPUT, by_label
 from results.comparison.ranking import agreement
 from results.comparison.requests import RequestErrors
-from results.comparison.show import decisions, error_text, stage_cells, verdict
+from results.comparison.show import decisions, error_text, repeats, stage_cells, verdict
 from results.files import user_file
 from results.identity import printable
 
@@ -26,6 +26,7 @@ def write_markdown(comparison: Comparison, path: Path) -> None:
         "# Simulated against measured",
         _sides(comparison),
         escaped(verdict(comparison)) + ".",
+        _claims(comparison),
         *_misses(comparison),
         *_figures(comparison),
         *_batches(comparison),
@@ -57,6 +58,18 @@ def _sides(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
+def _claims(comparison: Comparison) -> str:
+    """What there is to check: runs, logs that were kept, batches decided again."""
+    replays = [item for cell in comparison.cells for item in cell.replays]
+    runs = sum(len(cell.pair.measured) for cell in comparison.cells)
+    batches = sum(item.num_batches for item in replays)
+    return (
+        f"{len(comparison.counted)} configurations that differ in their batches (of "
+        f"{len(comparison.cells)}), {runs} runs, {len(replays)} logs kept: {batches:,} batches decided again, "
+        f"{len(comparison.differences)} logs differ."
+    )
+
+
 def _misses(comparison: Comparison) -> list[str]:
     misses = comparison.misses
     if not misses:
@@ -85,13 +98,13 @@ def _misses(comparison: Comparison) -> list[str]:
 def _figures(comparison: Comparison) -> list[str]:
     text = (
         "Error in % of the measured mean, ± the spread of the repeats (the largest distance of one from "
-        "their mean); bold is beyond the tolerance."
+        "their mean); bold is beyond the tolerance, * fewer than three repeats."
     )
     rows = [
         (
             cell.pair.workload,
             cell.pair.predicted.policy,
-            str(len(cell.pair.measured)),
+            repeats(cell),
             *_errors(cell),
             decisions(cell),
         )
@@ -117,8 +130,8 @@ def _batches(comparison: Comparison) -> list[str]:
         return []
     head = ("stage", "batches", "measured s", "simulated s", "bias", "median error", "p95 error")
     text = (
-        "Device time of the batches that were really run, each predicted alone; `host` is select, prepare "
-        "and launch."
+        "Device time of the batches that were really run, each predicted alone, but for the wait of an idle "
+        "device for a launch, which is by the recorded host; `host` is select, prepare and launch."
     )
     return ["## The same batches", text, _table(head, map(stage_cells, comparison.stages), 1)]
 

@@ -2,7 +2,8 @@
 enough to have one.
 
 They do when they differ by more than a least gap and by more than their own repeats do: a gap of 3 % between
-figures that vary by 2 % each from run to run is no order.
+figures that vary by 2 % each from run to run is no order. Of a figure that was measured once the spread is
+not known: the least gap alone decides, and the order says so (`is_known`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ class Order:
     second: str
     gap: float
     predicted_gap: float
+    is_known: bool = True
 
     @property
     def is_alike(self) -> bool:
@@ -50,6 +52,7 @@ class Order:
             "measured_gap": self.gap,
             "predicted_gap": self.predicted_gap,
             "is_alike": self.is_alike,
+            "has_repeats": self.is_known,
         }
 
 
@@ -64,10 +67,17 @@ def orders(workload: str, policies: Mapping[str, Mapping[str, Figure]], least_ga
                 continue
             gap = two.measured / one.measured - 1
             if max(gap, 1 / (1 + gap) - 1) > max(least_gap, (one.spread or 0.0) + (two.spread or 0.0)):
-                found.append(Order(workload, label, first, second, gap, two.predicted / one.predicted - 1))
+                predicted_gap = two.predicted / one.predicted - 1
+                is_known = one.spread is not None and two.spread is not None
+                found.append(Order(workload, label, first, second, gap, predicted_gap, is_known))
     return found
 
 
 def agreement(found: Sequence[Order]) -> str:
-    """`41 of 44 orders alike`."""
-    return f"{sum(item.is_alike for item in found)} of {len(found)} orders alike"
+    """`41 of 44 orders alike (30 of 31 where both were measured more than once)`."""
+    text = f"{sum(item.is_alike for item in found)} of {len(found)} orders alike"
+    known = [item for item in found if item.is_known]
+    if len(known) == len(found):
+        return text
+    alike = sum(item.is_alike for item in known)
+    return f"{text} ({alike} of {len(known)} where both were measured more than once)"

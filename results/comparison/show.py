@@ -11,7 +11,7 @@ from rich.text import Text
 
 from results.comparison.batches import StageErrors
 from results.comparison.compare import Cell, Comparison
-from results.comparison.figures import Figure, by_label
+from results.comparison.figures import ENOUGH_REPEATS, Figure, by_label
 from results.comparison.ranking import RANKED, agreement
 from results.table import plain_table, print_whole
 
@@ -47,7 +47,7 @@ def figure_table(comparison: Comparison, marks: bool) -> Table:
         table.add_row(
             Text(pair.workload if pair.workload != previous else ""),
             Text(pair.predicted.policy),
-            str(len(pair.measured)),
+            repeats(cell),
             *(_error_cell(figures.get(label), marks) for label in RANKED),
             decisions(cell),
         )
@@ -83,6 +83,12 @@ def error_text(figure: Figure) -> str:
     )
 
 
+def repeats(cell: Cell) -> str:
+    """How often it was measured, `*` behind fewer than that a spread can be known from."""
+    count = len(cell.pair.measured)
+    return f"{count}*" if count < ENOUGH_REPEATS else str(count)
+
+
 def decisions(cell: Cell) -> str:
     if cell.is_replayed is None:
         return "not replayed"
@@ -110,7 +116,9 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def verdict(comparison: Comparison) -> str:
-    checked = [figure for cell in comparison.cells for figure in cell.figures if figure.tolerance is not None]
+    checked = [
+        figure for cell in comparison.counted for figure in cell.figures if figure.tolerance is not None
+    ]
     limits = comparison.tolerances
     text = (
         f"{len(checked) - len(comparison.misses)} of {len(checked)} figures within {limits.p50:.1%} at p50, "
