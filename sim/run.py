@@ -89,7 +89,9 @@ class Simulation:
                 "simulation has no model that finds out which guesses are right"
             )
         has_prefixes = any(request.content_ids for request in workload.requests)
+        unchecked = beyond_compared(config.device, config.scheduler.max_num_seqs)
         notes = (
+            *([unchecked] if unchecked else []),
             latency.provenance,
             *config.policy.notes(model),
             *ignored_keys(config, "sim", has_prefixes),

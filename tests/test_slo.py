@@ -46,11 +46,15 @@ def config_of(policy: Any, chance: random.Random) -> dict[str, Any]:
 
 
 class Watched:
-    """A run on the policy's own model, whose host takes what it takes, and every choice that was made."""
+    """A run on the policy's own model, whose host takes what it takes, and every choice that was made.
+
+    What letting a request in, or waking, takes the host is left out: who comes is no choice of the policy, and
+    it cannot know before."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         simulation = Simulation.prepare(parse_config(raw, Path(), "test.yaml"))
-        simulation.latency.loop = replace(simulation.latency.loop, host_spread=0.0)
+        loop = simulation.latency.loop
+        simulation.latency.loop = replace(loop, host_spread=0.0, admit_ns=0, wake_ns=0)
         ended: list[Any] = []
         engine = simulation.engine(io.StringIO(), ended.append)
         chooser = engine.scheduler._select.__self__  # type: ignore[attr-defined]

@@ -221,6 +221,18 @@ def model_path(name: str) -> Path | None:
     return DEVICES / f"{name}.json" if name in shipped_fits() else None
 
 
+def beyond_compared(name: str, max_num_seqs: int) -> str | None:
+    """A sentence where a run on the device called `name` may hold more requests at a time than its model has
+    been held against a card with (`shipped/compared.yaml`); None where it does not, or nothing was."""
+    known = yaml.safe_load((DEVICES / "compared.yaml").read_text(encoding="utf-8")).get(name)
+    if known is None or max_num_seqs <= known["max_num_seqs"]:
+        return None
+    return (
+        f"{name} was compared with a card up to max_num_seqs {known['max_num_seqs']}, this run has "
+        f"{max_num_seqs}: batches may lie within what was profiled and the whole was never checked"
+    )
+
+
 def device_sha256(name: str) -> str:
     """A hash of the numbers behind the device called `name`, so that a result can tell whether they have
     changed since.

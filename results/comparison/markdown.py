@@ -65,8 +65,8 @@ def _claims(comparison: Comparison) -> str:
     batches = sum(item.num_batches for item in replays)
     return (
         f"{len(comparison.counted)} configurations that differ in their batches (of "
-        f"{len(comparison.cells)}), {runs} runs, {len(replays)} logs kept: {batches:,} batches decided again, "
-        f"{len(comparison.differences)} logs differ."
+        f"{len(comparison.cells)}), {runs} runs, {len(replays)} logs kept: {batches:,} batches decided "
+        f"again, {len(comparison.differences)} logs differ."
     )
 
 
