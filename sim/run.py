@@ -25,7 +25,7 @@ from policies.core.seam.oracle import Foresight
 from policies.core.seam.request import ExitOracle
 from policies.costs.alone import out_of_reach
 from policies.costs.latency import LatencyModel
-from policies.costs.models import device_sha256, load_device
+from policies.costs.models import beyond_compared, device_sha256, load_device
 from policies.process.interrupt import CtrlC
 from results.finish import write_outputs
 from results.identity import RunIdentity

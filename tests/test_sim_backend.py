@@ -18,9 +18,9 @@ from policies.core.engine.engine import Engine
 from policies.core.engine.runlog import RequestRecord, RunLog
 from policies.core.engine.scheduler import Scheduler
 from policies.core.models.shape import OURO_TINY
-from policies.core.seam.batch import ExecutionBatch
+from policies.core.seam.batch import ExecutionBatch, ScheduledRange, Stage, Work
 from policies.core.seam.clients import Clients
-from policies.core.seam.oracle import Foresight
+from policies.core.seam.oracle import NOBODY, Foresight
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
 from policies.costs.devices import device_facts
@@ -28,6 +28,7 @@ from policies.costs.latency import HostLoop, LatencyModel, Prediction
 from policies.registry import POLICIES
 from sim.backend import SimBackend
 from sim.cli import main
+from sim.pipeline import HostSpread, Pipeline
 
 
 class ConstantCost(LatencyModel):
@@ -131,6 +132,19 @@ def test_two_batches_in_flight_hide_the_host_behind_the_device() -> None:
 def test_a_host_slower_than_the_device_sets_the_pace_even_with_two_batches_in_flight() -> None:
     spans = simulate(Request(0, 0, 24, 1), inflight=2, device_ns=10, host_ns=100).spans
     assert [started for _, _, started, _, _ in spans] == [100, 200, 300, 400, 500, 600, 700]
+
+
+@pytest.mark.parametrize(("idle_ns", "wakes"), [(999_999, False), (1_000_001, True)])
+def test_a_host_with_nothing_to_do_for_a_millisecond_wakes_before_it_chooses(
+    idle_ns: int, wakes: bool
+) -> None:
+    pipeline = Pipeline(HostLoop(wake_ns=7), HostSpread(0, 0.0))
+    work = Work.of(Stage.CODA, 0, [ScheduledRange(0, Stage.CODA, 0, 0, 1)])
+    pipeline.launch(0, work, Prediction((0, 0, 0, 100, 0, 0), 0, 10, 10), 0)
+    pipeline.collect(pipeline.flights[0].finished_ns, NOBODY, NOBODY)
+    at_ns = pipeline.free_ns + idle_ns
+    pipeline.launch(1, work, Prediction((0, 0, 0, 100, 0, 0), 0, 10, 10), at_ns)
+    assert pipeline.flights[0].started_ns == at_ns + 20 + 7 * wakes
 
 
 WHOLE_LOOP = HostLoop(device_gap_ns=1, mark_ns=2, collect_ns=5, after_collect_ns=4, after_submit_ns=3)

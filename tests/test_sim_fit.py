@@ -77,6 +77,25 @@ def test_host_times_and_the_loop_around_them_come_back(model: ModelFile) -> None
     assert model.loop == HostLoop(1_300, 2_000, 15_000, 9_000, 4_000, 160_000, 500_000, host_spread=0.3)
 
 
+def test_what_was_served_counts_before_what_was_timed_alone(profile: Path) -> None:
+    """CODA of 8 rows ran 5 us longer in real runs: so do 1 and 32 rows, which those did not have."""
+    read = read_profile(profile)
+    cutting = cutting_of(read, OURO_1_4B)
+    cases = [
+        Case.of(row, cutting) for row in read.rows if row.device_ns and row.stage and row.kind != "copies"
+    ]
+    eight = next(case for case in cases if case.stage is Stage.CODA and case.row.rows == 8)
+    served = dataclasses.replace(eight.row, kind="served", device_ns=round(eight.device_ns) + 5_000)
+    coda = fit_device([*cases, Case.of(served, cutting)], TRUTH.copies).coda
+    assert [coda.at(rows) - TRUTH.coda.at(rows) for rows in (1, 8, 32)] == pytest.approx([5_000] * 3, abs=1)
+
+
+def test_swapping_comes_back_from_the_profile(model: ModelFile) -> None:
+    assert model.device.swap is not None and TRUTH.swap is not None
+    assert near(model.device.swap.any_ns, TRUTH.swap.any_ns)
+    assert near(model.device.swap.byte_ns, TRUTH.swap.byte_ns)
+
+
 def test_a_model_file_says_what_it_was_fitted_on_and_how_far_off_it_is(model: ModelFile) -> None:
     assert model.profile == HEADER
     assert model.model == OURO_1_4B

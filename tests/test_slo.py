@@ -48,8 +48,8 @@ def config_of(policy: Any, chance: random.Random) -> dict[str, Any]:
 class Watched:
     """A run on the policy's own model, whose host takes what it takes, and every choice that was made.
 
-    What letting a request in, or waking, takes the host is left out: who comes is no choice of the policy, and
-    it cannot know before."""
+    What letting a request in, or waking, takes the host is left out: who comes is no choice of the policy,
+    and it cannot know before."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         simulation = Simulation.prepare(parse_config(raw, Path(), "test.yaml"))
