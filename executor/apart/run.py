@@ -204,8 +204,14 @@ def _in_processes(
             child.start()
             there.close()
             stack.callback(_end, child)
+            stack.callback(here.close)  # before that: one that waits for the others hears it
             children.append((child, here))
-        _await(children)
+        try:
+            _await(children)
+        except BaseException:
+            for child, _ in children:
+                child.terminate()
+            raise
         try:
             wires = connect(0, fleet.prefill, fleet.decode, first.device, store)
             hub = make_hub(wires)
@@ -251,17 +257,20 @@ def _engine(
         if device == "cuda":  # the environment that must be there before CUDA starts comes from the parent
             torch.cuda.set_device(at)
         session = Session([config.parts()[at]], device, use_graphs=use_graphs)
+        fault = None
     except InputError as error:
-        parent.send(str(error))
-        return
-    parent.send(None)
+        fault = str(error)
     try:
+        parent.send(fault)
         parent.recv()
-    except EOFError:  # another could not begin
+    except (EOFError, OSError):  # this one cannot begin, or another
         return
     wires = connect(at, fleet.prefill, fleet.decode, session.device, store)
     sockets = [wire for wire in wires.lanes.values() if isinstance(wire, Socket)]
-    _serve(session, out, side_of(at, fleet, wires), wires)
+    try:
+        _serve(session, out, side_of(at, fleet, wires), wires)
+    except RunError:  # its summary says why
+        sys.exit(1)
     if any(socket.is_stuck for socket in sockets):  # the interpreter would wait for it, or be aborted
         sys.stderr.flush()
         os._exit(0)
