@@ -142,7 +142,7 @@ def in_threads(
     streams_apart: bool = False,
 ) -> tuple[Hub, dict[str, Any], int]:
     """All engines on one card. Their batches share a stream, and only copies have streams of their own:
-    beside another stream's kernels those for few rows (`executor.cuda`) change bits now and then
+    beside another stream's kernels bits of few decode rows change now and then, for a reason not found yet
     (`executor.lab.beside`), and prompts come later (`executor.lab.apart`, which asks for `streams_apart`)."""
     for session in (first, *others):  # one after another: graphs are captured while nothing else runs
         config = session.runs[0].config

@@ -59,6 +59,8 @@ class Replays:
         self.graph.replay()
         torch.cuda.synchronize()
         self.hidden, self._first = scratch.hidden, scratch.hidden.clone()
+        # What the graph touches stays allocated: another's buffers in its place would be a difference too.
+        self._held = model, meta, inputs, scratch
 
     def differing(self, other: "Replays | None", replays: int) -> int:
         """How many of `replays` differ from the first one, each begun beside two of `other`."""
