@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-# A shell starts what runs behind it with Ctrl-C ignored, and its children inherit that.
+# A shell starts what runs behind it with Ctrl-C ignored, nohup with SIGHUP, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")

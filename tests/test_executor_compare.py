@@ -82,15 +82,19 @@ def test_measured_runs_are_predicted_compared_and_packed(
     assert again["batches"] == data["batches"]
 
 
-def test_the_shipped_comparison_covers_the_seeds_matrix_with_one_pool_for_all() -> None:
+def test_the_cells_of_a_shipped_comparison_have_one_pool_and_are_as_many_as_its_axes_make() -> None:
     files = {
         name: ROOT / "executor" / "configs" / f"compare-{name}.yaml"
         for name in ("serving", "prefill", "azure")
     }
     cells = {name: [config for _, config in load_grid(path)] for name, path in files.items()}
     assert {name: len(found) for name, found in cells.items()} == {
-        "serving": 6 * 2 * 4,
-        "prefill": 2 * 4,
-        "azure": 3 * 4,
+        "serving": 2 * 2 * 4,
+        "prefill": 2 * 2,
+        "azure": 2 * 4,
     }
-    assert {config.cache.num_blocks for found in cells.values() for config in found} == {8192}
+    assert {name: {config.cache.num_blocks for config in found} for name, found in cells.items()} == {
+        "serving": {8192},
+        "prefill": {8192},
+        "azure": {16384},
+    }

@@ -115,7 +115,7 @@ def test_clients_that_hang_up_anywhere_change_no_bit_of_the_others(
 ) -> None:
     """One waits, one runs, one is preempted and is in host memory or to be computed again."""
     monkeypatch.setattr("executor.run.make_timeline", lambda device: CountingTimeline())
-    hanging = squeezed(policy, inflight, preemption, "workload.patience_ms=[1000, 9, 1000, 6, 14, 3, 20]")
+    hanging = squeezed(policy, inflight, preemption, "workload.patience_ms=[1000, 9, 1000, 6, 14, 6, 20]")
     run = plan_runs([hanging], session.shape)[0]
     done = run_on(session, tmp_path / "run", run)
     requests = list(csv.DictReader(io.StringIO(done.text("requests.csv"))))

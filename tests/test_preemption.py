@@ -1,6 +1,7 @@
 """A pool that is too small: blocks come step by step, the last in order is preempted, and no token is lost or
 computed for nothing."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from worlds import VARIANTS, spelled
 from policies.atomic import Atomic
 from policies.config.runconfig import parse_config
 from policies.core.errors import InputError
-from policies.core.models.shape import OURO_TINY
+from policies.core.models.shape import OURO_1_4B, OURO_TINY
 from policies.core.progress.frontier import PromptProgress
 from policies.core.seam.exits import ExitSettings
 from policies.core.seam.request import Request
 from policies.core.seam.settings import CacheSettings, SchedulerSettings
-from policies.costs.devices import device_facts
 from policies.costs.limit import DeviceFacts
+from policies.costs.models import load_device
 from policies.registry import POLICIES
 from sim.replay import replay
 from sim.run import simulate
@@ -222,7 +223,7 @@ def config_of(policy: str, preemption: str, **changes: object) -> dict[str, obje
         "model": "ouro-1.4b",
         "policy": spelled(policy),
         "scheduler": {"max_num_seqs": 6, "max_num_batched_tokens": 64, "admission": "priority"},
-        "cache": {"num_blocks": 128, "allocation": "incremental", "preemption": preemption},
+        "cache": {"num_blocks": 124, "allocation": "incremental", "preemption": preemption},
         "workload": {
             "kind": "synthetic", "num_requests": 40, "prompt_tokens": [37, 200, 5, 400], "output_tokens": [60,
             1, 90],
@@ -243,9 +244,12 @@ def test_a_run_under_pressure_is_replayed_exactly_and_charges_its_transfers(
     assert summary["preemptions"] > 2 and summary["num_finished"] + summary["num_cancelled"] == 40
     assert summary["num_finished"] > 15
     copies_s = sum(stage["components_s"].get("copies", 0.0) for stage in summary["stages"].values())
-    assert copies_s == pytest.approx(
-        summary["swapped_bytes"] / device_facts("h200").host_bandwidth_bytes_per_s, rel=1e-4
-    )
+    device = load_device("h200", OURO_1_4B)
+    each_ns, more_ns = device.transfer_ns(1), device.transfer_ns(10**12 + 1)
+    with open(path / "batches.csv", newline="") as file:
+        times = sum(int(row["copies_ns"]) > 0 for row in csv.DictReader(file))
+    expected_ns = times * each_ns + summary["swapped_bytes"] / 10**12 * (more_ns - each_ns)
+    assert copies_s == pytest.approx(expected_ns / 1e9, rel=1e-4)
     assert (copies_s > 0) == (preemption == "swap")
     outcome = replay(path)
     assert outcome.difference is None, str(outcome)

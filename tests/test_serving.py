@@ -142,6 +142,10 @@ def test_a_full_house_answers_429_and_a_closed_connection_makes_room(twin: Serve
     assert twin.ask(**GOOD).status_code == 200
 
 
+BEHIND_NS = 200_000_000
+"""A simulation runs behind the clock where it is slower (`sim/paced.py`), as on a busy machine."""
+
+
 def test_the_run_directory_is_that_of_a_run_and_is_decided_again_from_its_log(tmp_path: Path) -> None:
     config = CONFIG.replace("256}", "256, output_tokens: [3, 5]}").replace(
         "inflight: 2", "admission: priority"
@@ -165,7 +169,7 @@ def test_the_run_directory_is_that_of_a_run_and_is_decided_again_from_its_log(tm
     lines = list(csv.DictReader((twin.out / "requests.csv").read_text().splitlines()))
     assert [line["priority"] for line in lines] == ["0"] * 4 + ["-4", "0"]
     for line in lines:
-        assert 0 < int(line["http_received_ns"]) <= int(line["arrival_ns"])
+        assert 0 < int(line["http_received_ns"]) <= int(line["arrival_ns"]) + BEHIND_NS
         if line["status"] == "finished":
             assert int(line["finished_ns"]) <= int(line["http_finished_ns"])
 
