@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import log_guesses
 from log_ends import Ends
-from log_reader import Batch, Broken, Rules, Track, parse_batches, parse_requests
+from log_reader import SLEPT_NS, Batch, Broken, Rules, Track, parse_batches, parse_requests
 from log_roles import News, Roles, parse_handovers
 
 
@@ -148,7 +148,11 @@ class Replay(Roles, Ends):
                 )
         if not self.rules.has_exact_times:
             return batch.submitted_ns
-        launched_ns = max(self._host_free_ns, batch.submitted_ns) + batch.host_ns
+        begins_ns = max(self._host_free_ns, batch.submitted_ns)
+        idle_ns = batch.submitted_ns - self._host_free_ns if self._host_free_ns else 0
+        if batch.after_seq == batch.seq - 1 and idle_ns > SLEPT_NS:
+            begins_ns += self.rules.wake_ns
+        launched_ns = begins_ns + batch.host_ns
         self._host_free_ns = launched_ns + self.rules.after_submit_ns
         return launched_ns
 

@@ -16,6 +16,9 @@ class Broken(AssertionError):
         self.number = number
 
 
+SLEPT_NS = 1_000_000
+
+
 @dataclass(frozen=True)
 class Rules:
     """What the run was told. `resident_chunks` is T under a wavefront and 1 otherwise; `num_groups` is blocks
@@ -24,7 +27,8 @@ class Rules:
     `has_exact_times` says that the backend took no time but `select_ns` and `host_ns`, and
     `after_submit_ns` and `after_collect_ns` until the host could turn to the next batch, so the time of
     every chance to form a batch is known; whoever comes in the `collect_ns` before a batch is collected
-    waits until it is. `outputs` is the oracle of the run; without it any number of tokens up to
+    waits until it is; a host that had nothing to do for more than SLEPT_NS takes `wake_ns` more.
+    `outputs` is the oracle of the run; without it any number of tokens up to
     `max_tokens` may end a request. With early exit tokens may leave after `min_loops` (None: they never
     decide to) and must after `max_loops` (None: all loops). `grows` is incremental allocation, under
     which a request begins with blocks for all that is known of it (`whole_context`) or for its first
@@ -52,6 +56,7 @@ class Rules:
     after_submit_ns: int = 0
     after_collect_ns: int = 0
     collect_ns: int = 0
+    wake_ns: int = 0
     outputs: Mapping[int, int] | None = None
     min_loops: int | None = None
     max_loops: int | None = None

@@ -67,4 +67,5 @@ def exact_times(config: RunConfig) -> dict[str, Any]:
         "after_submit_ns": host.after_submit_ns,
         "after_collect_ns": host.after_collect_ns,
         "collect_ns": host.collect_ns,
+        "wake_ns": host.wake_ns,
     }

@@ -38,7 +38,8 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
         "scheduler": {"max_num_seqs": 32, "prefill_chunk_size": 512, "inflight": 4},
         "workload": {"kind": "trace", "path": str(TRACES / name), **CASES[name]},
     }
-    simulation = Simulation.prepare(parse_config(raw, Path("."), "test"))
+    config = parse_config(raw, Path("."), "test")
+    simulation = Simulation.prepare(config)
     workload, batches = simulation.workload, io.StringIO()
     ended: list[RequestRecord] = []
     engine = simulation.engine(batches, ended.append)
@@ -65,8 +66,10 @@ def test_every_row_of_a_recorded_trace_ends_finished_or_refused_with_a_reason(na
         num_groups=engine.scheduler.blocks.num_groups,
         block_size=engine.scheduler.blocks.block_size,
         max_context_tokens=engine.scheduler.max_context_tokens,
+        rank_ns_per_token=round(1e6 * getattr(config.policy, "ms_per_token", 0)),
         after_submit_ns=host.after_submit_ns,
         after_collect_ns=host.after_collect_ns,
+        wake_ns=host.wake_ns,
         outputs={
             request.request_id: workload.oracle.output_tokens(request.request_id)
             for request in workload.requests
