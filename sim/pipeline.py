@@ -25,7 +25,7 @@ from typing import NamedTuple
 from policies.core.seam.batch import Work
 from policies.core.seam.events import Completion, Repeat, Stretch, Times
 from policies.core.seam.oracle import NOBODY, NONE_REFUSED, Refused
-from policies.costs.latency import SLEPT_NS, HostLoop, LatencyModel, Prediction
+from policies.costs.latency import HostLoop, LatencyModel, Prediction
 from sim.recurrence import Recurrence, predicted
 
 SPREAD_BLOCK = 1024
@@ -146,11 +146,8 @@ class Pipeline:
         return launched_ns
 
     def _begins_ns(self, now_ns: int) -> int:
-        """When the host begins to choose a batch that it is asked for at `now_ns`; one that was asleep is
-        slower."""
-        if not self.flights and self.free_ns and now_ns - self.free_ns > SLEPT_NS:
-            return now_ns + self._loop.wake_ns
-        return max(self.free_ns, now_ns)
+        """When the host begins to choose a batch that it is asked for at `now_ns`."""
+        return self._loop.begins_ns(now_ns, self.free_ns, bool(self.flights))
 
     def collect(
         self, now_ns: int, stops: frozenset[int], exits: frozenset[int], refused: Refused = NONE_REFUSED

@@ -19,7 +19,7 @@ from policies.config.runconfig import RunConfig, load_config, model_shape
 from policies.core.errors import InputError
 from policies.core.seam.batch import ExecutionBatch
 from policies.costs.fitted import FittedModel
-from policies.costs.latency import SLEPT_NS, HostLoop, LatencyModel
+from policies.costs.latency import HostLoop, LatencyModel
 from policies.costs.models import load_device
 from results.batchlog import LoggedBatch
 from results.find import find_runs, replicas_of
@@ -172,10 +172,8 @@ class RecordedHost:
             self._free_ns = self._collected_ns[row.after_seq] + self._loop.after_collect_ns
         self._last_collected = row.after_seq
         self._collected_ns[row.seq] = row.collected_ns
-        begins_ns = max(self._free_ns, row.submitted_ns)
-        if self._free_ns and row.after_seq == row.seq - 1 and row.submitted_ns - self._free_ns > SLEPT_NS:
-            begins_ns += self._loop.wake_ns
-        launched_ns = begins_ns + row.busy_ns
+        has_flights = row.after_seq < row.seq - 1
+        launched_ns = self._loop.begins_ns(row.submitted_ns, self._free_ns, has_flights) + row.busy_ns
         self._free_ns = launched_ns + self._loop.after_submit_ns
         return launched_ns
 

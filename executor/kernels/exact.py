@@ -11,8 +11,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 EXACT_BITS = 53
 """Whole numbers up to 2 to this power are exact in float64."""
-
-
 KEPT_ELEMENTS = 1 << 20
 """A weight of up to so many keeps its steps: a small model's weights come again in every batch."""
 _kept = WeakTensorKeyDictionary()
@@ -26,16 +24,17 @@ def exact_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if version != weight._version:
         whole_weight, step_weight = to_steps(weight, factor_bits(weight.shape[-1]))
         _kept[weight] = weight._version, whole_weight, step_weight
-    whole_x, step_x = to_steps(x, factor_bits(x.shape[-1]))
-    return whole_x @ whole_weight.mT * (step_x * step_weight.mT)
+    return _times_steps(x, whole_weight, step_weight)
 
 
 def exact_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """`a @ b.T` for a [.., m, k] and b [.., n, k]: [.., m, n] float64. An element depends on its own row of
     `a` and of `b` only."""
-    bits = factor_bits(a.shape[-1])
-    whole_a, step_a = to_steps(a, bits)
-    whole_b, step_b = to_steps(b, bits)
+    return _times_steps(a, *to_steps(b, factor_bits(b.shape[-1])))
+
+
+def _times_steps(a: torch.Tensor, whole_b: torch.Tensor, step_b: torch.Tensor) -> torch.Tensor:
+    whole_a, step_a = to_steps(a, factor_bits(a.shape[-1]))
     return whole_a @ whole_b.mT * (step_a * step_b.mT)
 
 

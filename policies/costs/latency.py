@@ -118,6 +118,13 @@ class HostLoop:
     wake_ns: int = 0
     host_spread: float = 0.0
 
+    def begins_ns(self, now_ns: int, free_ns: int, has_flights: bool) -> int:
+        """When a host that is or was free from `free_ns` on (0: it has done nothing yet) begins what it is
+        asked for at `now_ns`; one without a batch in flight may have been asleep."""
+        if not has_flights and free_ns and now_ns - free_ns > SLEPT_NS:
+            return now_ns + self.wake_ns
+        return max(free_ns, now_ns)
+
 
 class LatencyModel(ABC):
     """Durations of batches of `model` on the device that `facts` describes; `loop` is what the host spends

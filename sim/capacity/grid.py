@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,12 +197,6 @@ def _options(config: RunConfig) -> dict[str, Any]:
 
 def _figures(item: Probe) -> dict[str, Any]:
     return {**dataclasses.asdict(item), "share_met": item.share_met}
-
-
-def best_of(answers: Sequence[Answer]) -> float | None:
-    """The mean over seeds of one cell's answers; None when it has none under some seed."""
-    values = [item["value"] for item in answers]
-    return None if None in values else statistics.fmean(values)
 
 
 def poisson_questions(questions: Sequence[Question], rate: float) -> list[Question]:
